@@ -1,0 +1,137 @@
+"""What a mechanism is: the one kind of object that may look at private records.
+
+The object that adds the noise is the object that states its cost. A mechanism owns its sampling rate, its
+clipped query, its noise and the `DpEvent` of one release; `event` is computed from the very numbers that
+`release` uses. To add one, subclass `Mechanism` and say two things: how far the query can move when one
+record is added or removed (`sensitivity`), and what the query is (`query`). docs/new-mechanism.md shows it
+in thirty lines.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, final
+
+import dp_accounting
+import torch
+from torch import Tensor
+
+from dp_sinkhorn.records.private import PrivateRecords, RecordBatch
+
+if TYPE_CHECKING:
+    from dp_sinkhorn.mechanisms.randomness import Randomness
+    from dp_sinkhorn.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedBatch:
+    """What the generator made in this step; public.
+
+    Attributes:
+        pixels: (N, d) pixels in [-1, 1], attached to the generator's autograd graph.
+        labels: (N,) class indices.
+        parameters: the generator's parameters.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    parameters: Sequence[torch.nn.Parameter] = ()
+
+
+class SanitisedGradient(Protocol):
+    """A released gradient: safe to use in any way."""
+
+    def backpropagate(self, batch: GeneratedBatch) -> None:
+        """Accumulate the gradient in the generator's parameters."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageGradient:
+    """A gradient with respect to the generated pixels, (N, d)."""
+
+    value: Tensor
+
+    def backpropagate(self, batch: GeneratedBatch) -> None:
+        """The paper's `backprop`: the Jacobian-vector product of the generator with this gradient."""
+        torch.autograd.backward(batch.pixels, self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterGradient:
+    """A gradient with respect to the generator's parameters, flattened in their order."""
+
+    value: Tensor
+
+    def backpropagate(self, batch: GeneratedBatch) -> None:
+        """Hand each parameter its slice."""
+        slices = torch.split(self.value, [parameter.numel() for parameter in batch.parameters])
+        for parameter, piece in zip(batch.parameters, slices, strict=True):
+            gradient = piece.reshape(parameter.shape)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(ABC):
+    """A Poisson-subsampled Gaussian mechanism on a bounded query.
+
+    A mechanism is a plain value made of public parameters; records are handed to `release`.
+
+    Attributes:
+        sampling_rate: q, the probability with which each record enters a batch.
+        noise_multiplier: σ as the mechanism's own text states it.
+    """
+
+    name: ClassVar[str]
+    """The name by which settings, ledgers and releases call this mechanism."""
+
+    sampling_rate: float
+    noise_multiplier: float
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: Settings, sampling_rate: float, noise_multiplier: float) -> Self:
+        """Make the mechanism that these settings describe."""
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> int:
+        """How many images the generator makes for one release."""
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> float:
+        """The most, in Euclidean norm, that `query` moves when one record is added or removed."""
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of the noise on each coordinate of the query."""
+        return self.noise_multiplier * self.sensitivity
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """The cost of one release: what leaves is the query plus noise of `noise_scale`, on a Poisson sample."""
+        gaussian = dp_accounting.GaussianDpEvent(self.noise_scale / self.sensitivity)
+        return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
+
+    def self_term(self, batch: GeneratedBatch) -> Tensor:
+        """What the gradient owes to the generator's own samples; it sees no record. Nothing by default."""
+        return torch.zeros_like(batch.pixels)
+
+    @abstractmethod
+    def query(self, batch: GeneratedBatch, self_term: Tensor, records: RecordBatch) -> Tensor:
+        """The exact answer that is to be noised, of a shape that does not depend on the records."""
+
+    def gradient(self, batch: GeneratedBatch, self_term: Tensor, released: Tensor) -> SanitisedGradient:
+        """Post-processing: turn the noised answer into a gradient for the generator."""
+        return ImageGradient(released)
+
+    @final
+    def release(self, batch: GeneratedBatch, records: PrivateRecords, randomness: Randomness) -> SanitisedGradient:
+        """Draw a Poisson batch, ask the query, add noise; what returns is the only thing that leaves."""
+        self_term = self.self_term(batch)
+        answer = self.query(batch, self_term, records.poisson_sample(self.sampling_rate, randomness))
+        if self.noise_scale > 0.0:
+            answer = answer + self.noise_scale * randomness.normal(answer.shape, answer.dtype, answer.device)
+        return self.gradient(batch, self_term, answer)

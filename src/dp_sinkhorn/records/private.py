@@ -1,0 +1,58 @@
+"""The holder of private records.
+
+What is public about a set of records is its number M, the image shape and the class names: they are
+parameters of a run (docs/privacy.md, "What is public"). Everything else stays here. `PrivateRecords` has no
+indexing, no iteration and no pickling, and its repr shows public facts only; records leave through
+`poisson_sample`, which mechanisms call and nothing else does (tests/test_barrier.py checks the package for it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+
+from dp_sinkhorn.errors import UserError
+from dp_sinkhorn.images import ImageShape, LabelledImages, check_shape, to_pixels
+
+if TYPE_CHECKING:
+    from dp_sinkhorn.mechanisms.randomness import Randomness
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordBatch:
+    """The records of one Poisson sample: pixels in [-1, 1] of shape (m, d), m >= 0, and labels (m,)."""
+
+    pixels: Tensor
+    labels: Tensor
+
+
+class PrivateRecords:
+    """M private images with their labels, kept on one device."""
+
+    def __init__(self, data: LabelledImages, device: torch.device | str = "cpu") -> None:
+        if len(data) < 2:
+            raise UserError(f"at least two records are needed, got {len(data)}")
+        check_shape(data.shape, "records")
+        self.count: int = len(data)
+        self.shape: ImageShape = data.shape
+        self.classes: tuple[str, ...] = data.classes
+        self.device = torch.device(device)
+        self.__images = data.images.to(self.device)
+        self.__labels = data.labels.to(self.device)
+
+    def __repr__(self) -> str:
+        return f"PrivateRecords(count={self.count}, shape={self.shape}, classes={len(self.classes)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("private records cannot be pickled or copied")
+
+    def poisson_sample(self, rate: float, randomness: Randomness) -> RecordBatch:
+        """Algorithm 1 of the appendix: take each record independently with probability `rate`.
+
+        The batch may have any size from 0 to M; it is private, and so is its size.
+        """
+        chosen = torch.from_numpy(randomness.bernoulli(self.count, rate)).to(self.device)
+        return RecordBatch(to_pixels(self.__images[chosen]).flatten(1), self.__labels[chosen])

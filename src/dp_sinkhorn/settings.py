@@ -1,0 +1,243 @@
+"""Validated settings of a run, and the presets.
+
+Every setting is public: none may be chosen by looking at the private records. A setting can be given on the
+command line as `--set name=value`. docs/paper-map.md traces the values of the `paper-*` presets to the
+sentences that state them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dp_sinkhorn.accounting import Accountant, compose, epsilon_of, solve_noise, solve_steps
+from dp_sinkhorn.errors import UserError
+from dp_sinkhorn.mechanisms import Mechanism, NonPrivateMechanism, mechanism_class
+
+DEFAULT_EPSILON = 10.0
+DEFAULT_STEPS = 10_000
+
+
+class Settings(BaseModel):
+    """Everything that decides a run besides the records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    mechanism: str = Field("row", description="which mechanism sanitises the gradient")
+    epsilon: float | None = Field(None, gt=0, description="target epsilon: the most that training may spend")
+    delta: float | None = Field(None, gt=0, lt=1, description="delta; by default a power of ten below 1/records")
+    accountant: Accountant = Field("pld", description="pld (tighter) or rdp")
+    noise_multiplier: float | None = Field(None, gt=0, description="sigma; solved from epsilon and steps if left out")
+    steps: int | None = Field(None, ge=1, description="T, training steps; solved from epsilon and sigma if left out")
+    batch_size: float = Field(
+        50.0, gt=0, description="expected Poisson batch; the sampling rate is batch_size / records"
+    )
+    clip: float = Field(0.5, gt=0, description="clipping norm Delta")
+
+    rows: int = Field(50, ge=1, description="n, generated images compared with the records in a step")
+    debias: float = Field(0.4, ge=0, le=1, description="p, the debiasing fraction")
+    l1_weight: float = Field(1.0, ge=0, description="m, weight of the L1 term of the cost")
+    l2_weight: float = Field(1.0, ge=0, description="weight of the squared L2 term of the cost")
+    class_scale: float = Field(15.0, ge=0, description="alpha_c, scale of the one-hot class embedding in the cost")
+    temperature: float = Field(0.05, gt=0, description="lambda, strength of the entropic regularisation")
+    exponent: float = Field(1.0, gt=0, description="p of the epsilon-scaling descent: lambda = blur^p")
+    scaling: float = Field(0.5, gt=0, lt=1, description="ratio of successive blurs in the descent")
+
+    generator: str = Field("dcgan", description="generator architecture")
+    latent: int = Field(12, ge=1, description="latent dimension")
+    class_embedding: int = Field(4, ge=1, description="dimension of the generator's class embedding")
+    width: int = Field(64, ge=1, description="channels of the generator's last hidden layer")
+
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="adam or sgd")
+    learning_rate: float = Field(1e-4, gt=0, description="learning rate")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first decay; the momentum of SGD")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second decay")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of public randomness: initial weights, latents, labels")
+    insecure_debug_noise_seed: int | None = Field(
+        None, ge=0, lt=2**63, description="debugging only: seeds the private randomness, which VOIDS the guarantee"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        mechanism_class(self.mechanism)
+        if self.l1_weight == 0 and self.l2_weight == 0:
+            raise ValueError("l1_weight and l2_weight cannot both be 0")
+        return self
+
+    def make_mechanism(self, records: int) -> Mechanism:
+        """The mechanism these settings describe over `records` records; σ is 1 where it is yet to be solved."""
+        if self.batch_size > records:
+            raise UserError(
+                f"batch_size {self.batch_size:g} is larger than the number of records, {records}; "
+                "lower it with --set batch_size=..."
+            )
+        return mechanism_class(self.mechanism).from_settings(
+            self, self.batch_size / records, self.noise_multiplier or 1.0
+        )
+
+    def is_private(self) -> bool:
+        """Whether the run has a guarantee at all."""
+        return mechanism_class(self.mechanism) is not NonPrivateMechanism and self.insecure_debug_noise_seed is None
+
+
+class Plan(BaseModel):
+    """What a run will cost: any one of ε, σ and T solved from the other two."""
+
+    model_config = ConfigDict(frozen=True)
+
+    mechanism: str
+    records: int
+    epsilon: float | None = Field(description="what the planned run costs; null without protection")
+    target_epsilon: float | None = Field(description="the most that training may spend; null without protection")
+    delta: float
+    noise_multiplier: float
+    steps: int
+    batch_size: float
+    sampling_rate: float
+    accountant: Accountant
+    event_noise_multiplier: float | None = Field(description="noise over sensitivity, as accounted")
+    as_published_epsilon: float | None = Field(None, description="the paper's recipe for `row`; not a guarantee")
+
+
+def plan(settings: Settings, records: int) -> Plan:
+    """Complete the settings for a number of records.
+
+    Two of ε, σ and T decide the third; what is missing beyond that is filled with ε = 10 and T = 10,000.
+    With all three given, the cost is computed and must not pass ε.
+    """
+    if records < 2:
+        raise UserError(f"at least two records are needed, got {records}")
+    delta = settings.delta if settings.delta is not None else default_delta(records)
+    mechanism = settings.make_mechanism(records)
+    if isinstance(mechanism, NonPrivateMechanism):
+        return _plan_without_privacy(settings, mechanism, records, delta)
+    if delta >= 1.0 / records:
+        raise UserError(
+            f"delta={delta:g} is not below 1/records = {1 / records:.3g}, so it would allow publishing a whole "
+            f"record; use at most {default_delta(records):g}"
+        )
+    epsilon, noise, steps = settings.epsilon, settings.noise_multiplier, settings.steps
+    if epsilon is None and (noise is None or steps is None):
+        epsilon = DEFAULT_EPSILON
+    if noise is None:
+        assert epsilon is not None
+        steps = steps if steps is not None else DEFAULT_STEPS
+        noise = solve_noise(mechanism, steps, epsilon, delta, settings.accountant)
+    elif steps is None:
+        assert epsilon is not None
+        steps = solve_steps(mechanism, epsilon, delta, settings.accountant)
+    mechanism = dataclasses.replace(mechanism, noise_multiplier=noise)
+    cost = epsilon_of(compose([(mechanism.event, steps)]), delta, settings.accountant)
+    if epsilon is not None and cost > epsilon:
+        raise UserError(
+            f"{steps} steps of '{mechanism.name}' with noise_multiplier={noise:g} cost epsilon={cost:.4g} at "
+            f"delta={delta:g}, over the target of {epsilon:g}; leave out epsilon to accept the cost, or one of "
+            "noise_multiplier and steps (set it to null) to have it solved"
+        )
+    return Plan(
+        mechanism=mechanism.name,
+        records=records,
+        epsilon=cost,
+        target_epsilon=epsilon if epsilon is not None else cost,
+        delta=delta,
+        noise_multiplier=noise,
+        steps=steps,
+        batch_size=settings.batch_size,
+        sampling_rate=mechanism.sampling_rate,
+        accountant=settings.accountant,
+        event_noise_multiplier=mechanism.noise_scale / mechanism.sensitivity,
+        as_published_epsilon=_as_published(mechanism, steps, delta),
+    )
+
+
+def default_delta(records: int) -> float:
+    """The largest power of ten below 1/records, and at most 1e-5, the δ of the paper's grey image sets."""
+    return float(f"1e-{max(5, math.floor(math.log10(records)) + 1)}")
+
+
+def parse_settings(preset: str | None, overrides: Mapping[str, Any]) -> Settings:
+    """A preset (or the defaults) with single settings replaced; strings are converted to the setting's type."""
+    if preset is not None and preset not in PRESETS:
+        raise UserError(f"unknown preset '{preset}'; choose one of {', '.join(PRESETS)}")
+    values = {**(PRESETS[preset] if preset is not None else {}), **overrides}
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(Settings.model_fields)
+            raise UserError(f"unknown setting '{name}'; known settings: {known}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"setting {name}={first['input']!r}: {message}" if name else message) from None
+
+
+def _plan_without_privacy(settings: Settings, mechanism: Mechanism, records: int, delta: float) -> Plan:
+    if settings.epsilon is not None:
+        raise UserError("mechanism 'nonprivate' has no epsilon: leave it out, or choose a private mechanism")
+    return Plan(
+        mechanism=mechanism.name,
+        records=records,
+        epsilon=None,
+        target_epsilon=None,
+        delta=delta,
+        noise_multiplier=0.0,
+        steps=settings.steps if settings.steps is not None else DEFAULT_STEPS,
+        batch_size=settings.batch_size,
+        sampling_rate=mechanism.sampling_rate,
+        accountant=settings.accountant,
+        event_noise_multiplier=None,
+        as_published_epsilon=None,
+    )
+
+
+def _as_published(mechanism: Mechanism, steps: int, delta: float) -> float | None:
+    recipe = getattr(mechanism, "as_published_event", None)
+    return None if recipe is None else epsilon_of(recipe(steps), delta, "rdp")
+
+
+_PAPER: dict[str, Any] = {
+    "mechanism": "row",
+    "delta": 1e-5,
+    "clip": 0.5,
+    "batch_size": 50,
+    "rows": 50,
+    "debias": 0.4,
+    "class_scale": 15,
+    "temperature": 0.05,
+    "exponent": 1,
+    "scaling": 0.5,
+    "generator": "dcgan",
+    "latent": 12,
+    "class_embedding": 4,
+    "width": 64,
+    "optimizer": "adam",
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "weight_decay": 2e-5,
+}
+_PAPER_NONPRIVATE: dict[str, Any] = {
+    **_PAPER, "mechanism": "nonprivate", "delta": None, "batch_size": 500, "rows": 500,
+    "learning_rate": 1e-4, "steps": 160_000,
+}  # fmt: skip
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "mechanism": "row",
+    },
+    "paper-mnist": {
+        **_PAPER, "l1_weight": 1, "learning_rate": 1e-4, "noise_multiplier": 1.5, "steps": 160_000,
+    },
+    "paper-fashion-mnist": {
+        **_PAPER, "l1_weight": 3, "learning_rate": 1e-5, "noise_multiplier": 1.9, "steps": 280_000,
+    },
+    "paper-nonprivate-m1": {**_PAPER_NONPRIVATE, "l1_weight": 1},
+    "paper-nonprivate-m3": {**_PAPER_NONPRIVATE, "l1_weight": 3},
+}  # fmt: skip
+"""Named settings. `digits` makes a first experience on a laptop; the others are the paper's."""
