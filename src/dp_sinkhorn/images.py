@@ -76,51 +76,60 @@ def check_shape(shape: ImageShape, where: str) -> None:
         )
 
 
-def from_arrays(images: object, labels: object, classes: tuple[str, ...] | None = None) -> LabelledImages:
+def from_arrays(
+    images: object, labels: object, classes: tuple[str, ...] | None = None, *, where: str = ""
+) -> LabelledImages:
     """Check and convert a caller's arrays (numpy, torch, or nested lists).
 
     Args:
         images: (N, H, W), (N, H, W, 1|3) or (N, 1|3, H, W); `uint8`, or floats in [0, 1].
         labels: (N,) integers 0..L-1, every class present.
         classes: names of the classes; the numbers themselves by default.
+        where: what the arrays were read from, such as a path; error messages start with it.
 
     Raises:
         UserError: naming what is wrong and how to mend it.
     """
-    array, where = _as_numpy(images), "images"
+    prefix = f"{where}: " if where else ""
+    images_at, labels_at = f"{prefix}images", f"{prefix}labels"
+    array, values = _as_numpy(images, images_at), _as_numpy(labels, labels_at)
+    given = array.shape
     if array.ndim == 3:
         array = array[:, None]
-    elif array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+    elif array.ndim == 4 and array.shape[1] not in (1, 3):
         array = np.moveaxis(array, 3, 1)
-    if array.ndim != 4:
-        raise UserError(f"{where}: expected shape (N, H, W), (N, H, W, 3) or (N, 3, H, W), got {array.shape}")
-    check_shape((array.shape[1], array.shape[2], array.shape[3]), where)
-    pixels = _as_uint8(array, where)
-    values = _as_numpy(labels)
+    if array.ndim != 4 or array.shape[1] not in (1, 3):
+        raise UserError(f"{images_at}: expected shape (N, H, W), (N, H, W, 3) or (N, 3, H, W), got {given}")
+    check_shape((array.shape[1], array.shape[2], array.shape[3]), images_at)
+    pixels = _as_uint8(array, images_at)
     if values.ndim != 1 or len(values) != len(pixels):
-        raise UserError(f"labels: expected one label for each of the {len(pixels)} images, got shape {values.shape}")
-    index, names = check_labels(values, classes, "labels")
+        raise UserError(
+            f"{labels_at}: expected one label for each of the {len(pixels)} images, got shape {values.shape}"
+        )
+    index, names = check_labels(values, classes, labels_at)
     if len(pixels) < 2:
-        raise UserError(f"{where}: at least two records are needed, got {len(pixels)}")
+        raise UserError(f"{images_at}: at least two records are needed, got {len(pixels)}")
     return LabelledImages(torch.from_numpy(pixels), torch.from_numpy(index), names)
 
 
 def check_labels(values: np.ndarray, classes: tuple[str, ...] | None, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class indices as `int64` with the class names; refuse gaps, negatives, fractions and empty classes."""
-    if values.dtype == bool or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+    if values.dtype.kind not in "iuf":
         raise UserError(f"{where}: labels must be integers 0..L-1, got dtype {values.dtype}; encode them first")
+    if values.ndim != 1 or len(values) == 0:
+        raise UserError(f"{where}: expected a list with a label for each image, got shape {values.shape}")
     if not np.all(np.isfinite(values)) or not np.array_equal(values, np.trunc(values)):
         raise UserError(f"{where}: labels must be whole numbers 0..L-1; some are not")
+    # The range is checked before the cast: a large float or unsigned label would wrap around in int64.
+    if values.min() < 0:
+        raise UserError(f"{where}: label {values.min()} is out of range; labels must be 0..L-1")
+    highest = values.max()
+    if classes is None and highest >= len(values):
+        raise UserError(f"{where}: label {highest} with only {len(values)} records; number the classes 0..L-1")
+    count = len(classes) if classes is not None else int(highest) + 1
+    if highest >= count:
+        raise UserError(f"{where}: label {highest} is out of range for {count} classes")
     index = values.astype(np.int64)
-    if len(index) == 0:
-        raise UserError(f"{where}: there are no labels")
-    if index.min() < 0:
-        raise UserError(f"{where}: label {index.min()} is out of range; labels must be 0..L-1")
-    count = len(classes) if classes is not None else int(index.max()) + 1
-    if index.max() >= count:
-        raise UserError(f"{where}: label {index.max()} is out of range for {count} classes")
-    if count > len(index):
-        raise UserError(f"{where}: labels reach {index.max()} with only {len(index)} records; number classes 0..L-1")
     empty = np.flatnonzero(np.bincount(index, minlength=count) == 0)
     if len(empty):
         raise UserError(
@@ -130,21 +139,22 @@ def check_labels(values: np.ndarray, classes: tuple[str, ...] | None, where: str
     return index, classes if classes is not None else tuple(str(k) for k in range(count))
 
 
-def _as_numpy(value: object) -> np.ndarray:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    return np.asarray(value)
+def _as_numpy(value: object, where: str) -> np.ndarray:
+    try:
+        return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    except (TypeError, ValueError):  # nested lists of uneven lengths, or a dtype that numpy lacks (bfloat16)
+        raise UserError(f"{where}: cannot be read as one rectangular array of numbers") from None
 
 
 def _as_uint8(array: np.ndarray, where: str) -> np.ndarray:
-    if array.dtype == np.uint8:
-        return np.ascontiguousarray(array)
-    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
+    if array.dtype.kind not in "iuf":
         raise UserError(f"{where}: dtype {array.dtype} is not supported; use uint8, or floats in [0, 1]")
+    if array.dtype == np.uint8:
+        return np.require(array, requirements=["C", "W"])  # torch shares the memory and wants it writable
     if not np.all(np.isfinite(array)):
         raise UserError(f"{where}: some pixels are NaN or infinite; remove or repair those images")
     low, high = (array.min(), array.max()) if array.size else (0, 0)
-    if np.issubdtype(array.dtype, np.integer):
+    if array.dtype.kind in "iu":
         if low < 0 or high > 255:
             raise UserError(f"{where}: integer pixels must be 0..255, found {low}..{high}")
         return np.ascontiguousarray(array.astype(np.uint8))
