@@ -38,7 +38,9 @@ class Settings(BaseModel):
     )
     clip: float = Field(0.5, gt=0, description="clipping norm Delta")
 
-    rows: int = Field(50, ge=1, description="n, generated images compared with the records in a step")
+    rows: int | None = Field(
+        None, ge=1, description="n, generated images compared with records; the batch size if left out"
+    )
     debias: float = Field(0.4, ge=0, le=1, description="p, the debiasing fraction")
     l1_weight: float = Field(1.0, ge=0, description="m, weight of the L1 term of the cost")
     l2_weight: float = Field(1.0, ge=0, description="weight of the squared L2 term of the cost")
@@ -69,6 +71,11 @@ class Settings(BaseModel):
         if self.l1_weight == 0 and self.l2_weight == 0:
             raise ValueError("l1_weight and l2_weight cannot both be 0")
         return self
+
+    @property
+    def n(self) -> int:
+        """Generated images that are compared with records in a step: n = qM in Algorithm 1."""
+        return self.rows if self.rows is not None else max(1, round(self.batch_size))
 
     def make_mechanism(self, records: int) -> Mechanism:
         """The mechanism these settings describe over `records` records; σ is 1 where it is yet to be solved."""
@@ -207,7 +214,6 @@ _PAPER: dict[str, Any] = {
     "delta": 1e-5,
     "clip": 0.5,
     "batch_size": 50,
-    "rows": 50,
     "debias": 0.4,
     "class_scale": 15,
     "temperature": 0.05,
@@ -223,7 +229,7 @@ _PAPER: dict[str, Any] = {
     "weight_decay": 2e-5,
 }
 _PAPER_NONPRIVATE: dict[str, Any] = {
-    **_PAPER, "mechanism": "nonprivate", "delta": None, "batch_size": 500, "rows": 500,
+    **_PAPER, "mechanism": "nonprivate", "delta": None, "batch_size": 500,
     "learning_rate": 1e-4, "steps": 160_000,
 }  # fmt: skip
 

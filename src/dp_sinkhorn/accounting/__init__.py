@@ -5,7 +5,18 @@ neighbouring relation is everywhere adding or removing one record.
 """
 
 from dp_sinkhorn.accounting.epsilon import Accountant, compose, epsilon_of
-from dp_sinkhorn.accounting.ledger import Allowance, Budget, Ledger
+from dp_sinkhorn.accounting.ledger import Allowance, Budget, Ledger, decode_event, encode_event
 from dp_sinkhorn.accounting.planning import solve_noise, solve_steps
 
-__all__ = ["Accountant", "Allowance", "Budget", "Ledger", "compose", "epsilon_of", "solve_noise", "solve_steps"]
+__all__ = [
+    "Accountant",
+    "Allowance",
+    "Budget",
+    "Ledger",
+    "compose",
+    "decode_event",
+    "encode_event",
+    "epsilon_of",
+    "solve_noise",
+    "solve_steps",
+]

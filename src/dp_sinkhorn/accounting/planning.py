@@ -58,7 +58,7 @@ def solve_steps(mechanism: Mechanism, epsilon: float, delta: float, accountant: 
     if exponent is None:
         return MAX_STEPS
     # The accountant is not exactly monotone in its last digits: settle on a number whose own cost was computed.
-    steps = max(1, math.floor(10.0**exponent))
+    steps: int = max(1, math.floor(10.0**exponent))
     while spent(steps) > epsilon:
         steps = min(steps - 1, math.floor(steps * 0.9999))
     while steps < 1000 and spent(steps + 1) <= epsilon:

@@ -63,7 +63,7 @@ class SinkhornMechanism(Mechanism):
         return cls(
             sampling_rate=sampling_rate,
             noise_multiplier=noise_multiplier,
-            rows=settings.rows,
+            rows=settings.n,
             debias=settings.debias,
             clip=settings.clip,
             cost=ElementwiseCost(settings.l1_weight, settings.l2_weight, settings.class_scale),
