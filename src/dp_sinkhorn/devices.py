@@ -1,10 +1,18 @@
-"""Choice of the device to compute on."""
+"""Choice of the device, and of the CPU threads, to compute with."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 
 from dp_sinkhorn.errors import UserError
+
+# Below this many pixel values in a step its operations take microseconds each, and handing them to several
+# threads costs more than it saves: about the same on an idle machine, up to a hundred times the step on one
+# where another process holds a core.
+_SMALL_STEP = 20_000
 
 
 def pick_device(name: str) -> torch.device:
@@ -18,3 +26,15 @@ def pick_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"device '{name}' cannot be used ({reason}); use auto, cpu or cuda") from None
     return device
+
+
+@contextlib.contextmanager
+def suited_threads(values: int) -> Iterator[None]:
+    """Use one CPU thread while steps of `values` pixel values are computed, if that is few; else leave all."""
+    before = torch.get_num_threads()
+    if values < _SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -71,7 +71,7 @@ def _is_folder(source: str | Path) -> bool:
 
 
 def _load_digits(split: Split) -> LabelledImages:
-    from sklearn.datasets import load_digits  # noqa: PLC0415  slow to import, and needed here only
+    from sklearn.datasets import load_digits
 
     digits = load_digits()
     chosen = (np.arange(len(digits.target)) % _DIGITS_TEST_EVERY == _DIGITS_TEST_EVERY - 1) == (split == "test")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dp_sinkhorn.devices import suited_threads
 from dp_sinkhorn.generators import Generator
 from dp_sinkhorn.mechanisms import Barrier, GeneratedBatch
 from dp_sinkhorn.settings import Settings
@@ -59,6 +60,16 @@ class Trainer:
         Returns:
             Whether all T steps are done.
         """
+        values = self.barrier.mechanism.batch_size * math.prod(self.generator.image_shape)
+        with suited_threads(values):
+            return self._run(on_step, on_block, should_stop)
+
+    def _run(
+        self,
+        on_step: Callable[[int], None],
+        on_block: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> bool:
         ledger = self.barrier.ledger
         block = min(_MAX_BLOCK, math.ceil(self.steps / _BLOCKS))
         self.generator.train()

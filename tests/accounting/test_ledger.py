@@ -1,0 +1,138 @@
+"""The ledger counts what was released, at least, whatever happens to the process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import dp_accounting
+import pytest
+
+from dp_sinkhorn.accounting import Budget, Ledger, compose, epsilon_of
+from dp_sinkhorn.errors import BudgetExceededError, UserError
+
+EVENT = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+OTHER = dp_accounting.GaussianDpEvent(30.0)
+FREE = Budget(None, 1e-5)
+
+
+def reopened(ledger: Ledger) -> Ledger:
+    ledger.close()
+    return Ledger(ledger.budget, ledger.path)
+
+
+def test_reservations_are_on_disk_before_they_are_used(tmp_path) -> None:
+    ledger = Ledger(FREE, tmp_path / "ledger.jsonl")
+    ledger.reserve(EVENT, 100)
+    assert json.loads((tmp_path / "ledger.jsonl").read_text())["reserve"]["count"] == 100
+    again = reopened(ledger)
+    assert again.releases == 100, "a block that was never settled counts in full"
+    assert again.epsilon() == epsilon_of(compose([(EVENT, 100)]), 1e-5)
+
+
+def test_settling_gives_back_what_was_not_used(tmp_path) -> None:
+    ledger = Ledger(FREE, tmp_path / "ledger.jsonl")
+    allowance = ledger.reserve(EVENT, 100)
+    for _ in range(37):
+        allowance.take()
+    ledger.settle(allowance)
+    assert ledger.releases == 37
+    with pytest.raises(RuntimeError, match="used"):
+        allowance.take()
+    again = reopened(ledger)
+    again.settle(again.reserve(OTHER, 5))
+    assert again.parts() == [(EVENT, 37)]
+    again.reserve(OTHER, 2)
+    again.reserve(EVENT, 3)
+    assert reopened(again).parts() == [(EVENT, 40), (OTHER, 2)]
+
+
+def test_the_budget_cannot_be_passed_and_can_be_met_exactly() -> None:
+    limit = epsilon_of(compose([(EVENT, 500)]), 1e-5)
+    ledger = Ledger(Budget(limit, 1e-5))
+    for _ in range(5):
+        ledger.reserve(EVENT, 100)
+    before = ledger.parts()
+    with pytest.raises(BudgetExceededError, match=r"1 more releases would spend epsilon=.* over the budget"):
+        ledger.reserve(EVENT, 1)
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve(dp_accounting.NonPrivateDpEvent(), 1)
+    assert ledger.parts() == before
+
+
+def test_a_refused_reservation_leaves_no_trace(tmp_path) -> None:
+    ledger = Ledger(Budget(0.5, 1e-5), tmp_path / "ledger.jsonl")
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve(EVENT, 10**6)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize("kept", range(0, 60, 7))
+def test_a_line_torn_by_a_crash_is_dropped(tmp_path, kept: int) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    ledger.reserve(EVENT, 10)
+    whole = path.read_bytes()
+    ledger.reserve(EVENT, 20)
+    ledger.close()
+    path.write_bytes(path.read_bytes()[: len(whole) + kept])
+    again = Ledger(FREE, path)
+    assert again.releases == 10
+    again.reserve(EVENT, 5)
+    assert reopened(again).releases == 15
+
+
+def test_any_other_damage_is_refused(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    ledger.reserve(EVENT, 10)
+    ledger.reserve(EVENT, 20)
+    ledger.close()
+    content = path.read_text()
+    for damaged in (
+        content.replace('"count": 10', '"count": 1'),
+        "".join(content.splitlines(keepends=True)[1:]),
+        content.replace("reserve", "settle", 1),
+        "[]\n" + content,
+        "\n" + content,
+    ):
+        path.write_text(damaged)
+        with pytest.raises(UserError, match=r"ledger.jsonl:\d: the ledger is damaged"):
+            Ledger(FREE, path)
+
+
+def test_a_second_process_is_kept_out(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    script = f"""
+from pathlib import Path
+from dp_sinkhorn.accounting import Budget, Ledger
+Ledger(Budget(None, 1e-5), Path({str(path)!r}))
+"""
+    blocked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert blocked.returncode != 0
+    assert "another process is using this run" in blocked.stderr
+    ledger.close()
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_full_disk_stops_before_the_release(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    ledger.reserve(EVENT, 10)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="the ledger cannot be written"):
+            ledger.reserve(EVENT, 20)
+    assert ledger.releases == 10
+    ledger.reserve(EVENT, 1)
+    assert reopened(ledger).releases == 11
+
+
+def test_nothing_is_reserved_for_nothing() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Ledger(FREE).reserve(EVENT, 0)

@@ -1,0 +1,77 @@
+"""Noise and sampling: stated law, no repetition. Statistical tests have a false-alarm rate of 1e-6 each."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dp_sinkhorn.images import LabelledImages
+from dp_sinkhorn.mechanisms import OsEntropy, SeededForDebugging
+from dp_sinkhorn.records import PrivateRecords
+from tests.mechanisms.worlds import PRIVATE, SHAPE, answer, generated, make
+
+FALSE_ALARM = 1e-6
+SOURCES = [OsEntropy(), SeededForDebugging(7)]
+
+
+def within_chance(statistic: float) -> bool:
+    """Whether a standard normal statistic is no further out than the false-alarm rate allows."""
+    return 2 * stats.norm.sf(abs(statistic)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
+def test_normal_values_have_the_standard_normal_law(source) -> None:
+    values = source.normal(torch.Size([401, 503]), torch.float64, torch.device("cpu")).numpy().ravel()
+    count = len(values)
+    assert within_chance(values.mean() * math.sqrt(count))
+    assert within_chance((values.var() - 1) * math.sqrt(count / 2))
+    assert stats.kstest(values, "norm").pvalue > FALSE_ALARM
+    assert within_chance(np.corrcoef(values[:-1], values[1:])[0, 1] * math.sqrt(count))
+    half = count // 2
+    assert within_chance(np.corrcoef(values[:half], values[half : 2 * half])[0, 1] * math.sqrt(half)), "pairs"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
+@pytest.mark.parametrize("rate", [1 / 1200, 0.1, 0.5])
+def test_each_record_is_drawn_independently_at_the_stated_rate(source, rate: float) -> None:
+    draws = np.stack([source.bernoulli(1000, rate) for _ in range(200)])
+    count = draws.size
+    assert within_chance((draws.sum() - count * rate) / math.sqrt(count * rate * (1 - rate)))
+    sizes = draws.sum(axis=1)
+    spread = stats.chi2.sf(((sizes - 1000 * rate) ** 2).sum() / (1000 * rate * (1 - rate)), df=200)
+    assert FALSE_ALARM < spread < 1 - FALSE_ALARM, "batch sizes must vary as binomials do"
+    assert source.bernoulli(10, 1.0).all()
+    assert not source.bernoulli(10, 0.0).any()
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_noise_that_leaves_has_the_stated_deviation(name: str) -> None:
+    """With q = 1 the batch is known, so release − query is the noise itself."""
+    mechanism = make(name, rate=1.0, noise=1.7, clip=0.05)
+    images = torch.randint(0, 256, (5, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    records = PrivateRecords(LabelledImages(images, torch.tensor([0, 1, 2, 0, 1]), ("a", "b", "c")))
+    pixels = images.double().flatten(1) / 127.5 - 1
+    exact = answer(mechanism, generated(mechanism, 0), pixels, torch.tensor([0, 1, 2, 0, 1]))
+    noises = []
+    while sum(noise.numel() for noise in noises) < 20_000:
+        released = mechanism.release(generated(mechanism, 0), records, OsEntropy()).value
+        noises.append((released.flatten()[: exact.numel()] - exact.flatten()) / mechanism.noise_scale)
+    values = torch.cat(noises)
+    count = len(values)
+    # Pixels pass through float32, so the answer is known to about 1e-7: far below the noise.
+    assert within_chance(values.mean().item() * math.sqrt(count))
+    assert within_chance((values.var().item() - 1) * math.sqrt(count / 2))
+    assert stats.kstest(values.numpy(), "norm").pvalue > FALSE_ALARM
+    first, second = noises[0], noises[1]
+    assert within_chance(torch.corrcoef(torch.stack([first, second]))[0, 1].item() * math.sqrt(len(first)))
+    assert not torch.equal(first, second)
+
+
+def test_a_seeded_stream_repeats_itself_and_differs_after_a_resume() -> None:
+    draw = lambda source: source.normal(torch.Size([1000]), torch.float64, torch.device("cpu"))  # noqa: E731
+    unbroken, resumed = draw(SeededForDebugging(3)), draw(SeededForDebugging(3, first_release=50))
+    torch.testing.assert_close(unbroken, draw(SeededForDebugging(3)), rtol=0, atol=0)
+    correlation = torch.corrcoef(torch.stack([unbroken, resumed]))[0, 1].item()
+    assert within_chance(correlation * math.sqrt(1000))
