@@ -321,6 +321,7 @@ class _Bar:
 
     def plan(self, result: Plan, done: int) -> None:
         print(_plan_text(result), flush=True)
+        self.progress.start()
         self.progress.update(self._task, total=result.steps, completed=done)
 
     def step(self, done: int) -> None:
@@ -334,8 +335,10 @@ class _Bar:
 @contextlib.contextmanager
 def _progress_bar() -> Iterator[_Bar]:
     bar = _Bar()
-    with bar.progress:
+    try:
         yield bar
+    finally:
+        bar.progress.stop()
 
 
 @contextlib.contextmanager

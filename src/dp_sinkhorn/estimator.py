@@ -26,6 +26,8 @@ class DPSinkhorn(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         epsilon: the budget. None accepts what the noise and the steps of the preset or settings cost.
         delta: δ; by default the largest power of ten below one over the number of records, at most 1e-5.
         mechanism: name of the mechanism; that of the preset or the default if None.
+        classes: names of all classes, in label order. Declare them, so that neither their number nor an empty class
+            tells anything of the data; they are the labels that occur if None.
         preset: named settings to start from.
         settings: any further settings by name (docs/settings.md).
         seed: seed of public randomness: initial weights, latents and labels. Noise never comes from it.
@@ -49,6 +51,7 @@ class DPSinkhorn(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         delta: float | None = None,
         *,
         mechanism: str | None = None,
+        classes: Sequence[str] | None = None,
         preset: str | None = None,
         settings: Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -58,6 +61,7 @@ class DPSinkhorn(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         self.epsilon = epsilon
         self.delta = delta
         self.mechanism = mechanism
+        self.classes = classes
         self.preset = preset
         self.settings = settings
         self.seed = seed
@@ -77,7 +81,9 @@ class DPSinkhorn(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             if value is not None:
                 overrides[name] = value
         chosen = parse_settings(self.preset, {**overrides, "seed": self.seed})
-        records = PrivateRecords(from_arrays(images, labels), pick_device(self.device))
+        declared = tuple(self.classes) if self.classes is not None else None
+        data = from_arrays(images, labels, declared, may_be_empty=declared is not None)
+        records = PrivateRecords(data, pick_device(self.device))
         self.release_: Release = train(records, chosen, Path(self.run_folder) if self.run_folder is not None else None)
         self.privacy_: PrivacyStatement = self.release_.privacy
         self.classes_: list[str] = self.release_.classes

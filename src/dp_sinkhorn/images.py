@@ -77,7 +77,12 @@ def check_shape(shape: ImageShape, where: str) -> None:
 
 
 def from_arrays(
-    images: object, labels: object, classes: tuple[str, ...] | None = None, *, where: str = ""
+    images: object,
+    labels: object,
+    classes: tuple[str, ...] | None = None,
+    *,
+    where: str = "",
+    may_be_empty: bool = False,
 ) -> LabelledImages:
     """Check and convert a caller's arrays (numpy, torch, or nested lists).
 
@@ -85,6 +90,7 @@ def from_arrays(
         images: (N, H, W), (N, H, W, 1|3) or (N, 1|3, H, W); `uint8`, or floats in [0, 1].
         labels: (N,) integers 0..L-1, every class present.
         classes: names of the classes; the numbers themselves by default.
+        may_be_empty: accept classes without a record, where `classes` was declared and not read off the data.
         where: what the arrays were read from, such as a path; error messages start with it.
 
     Raises:
@@ -106,13 +112,15 @@ def from_arrays(
         raise UserError(
             f"{labels_at}: expected one label for each of the {len(pixels)} images, got shape {values.shape}"
         )
-    index, names = check_labels(values, classes, labels_at)
+    index, names = check_labels(values, classes, labels_at, may_be_empty=may_be_empty)
     if len(pixels) < 2:
         raise UserError(f"{images_at}: at least two records are needed, got {len(pixels)}")
     return LabelledImages(torch.from_numpy(pixels), torch.from_numpy(index), names)
 
 
-def check_labels(values: np.ndarray, classes: tuple[str, ...] | None, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def check_labels(
+    values: np.ndarray, classes: tuple[str, ...] | None, where: str, *, may_be_empty: bool = False
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class indices as `int64` with the class names; refuse gaps, negatives, fractions and empty classes."""
     if values.dtype.kind not in "iuf":
         raise UserError(f"{where}: labels must be integers 0..L-1, got dtype {values.dtype}; encode them first")
@@ -131,7 +139,7 @@ def check_labels(values: np.ndarray, classes: tuple[str, ...] | None, where: str
         raise UserError(f"{where}: label {highest} is out of range for {count} classes")
     index = values.astype(np.int64)
     empty = np.flatnonzero(np.bincount(index, minlength=count) == 0)
-    if len(empty):
+    if len(empty) and not may_be_empty:
         raise UserError(
             f"{where}: labels are not contiguous, class {empty[0]} of 0..{count - 1} has no record; "
             "renumber the classes or remove the empty one"

@@ -33,21 +33,28 @@ class Settings(BaseModel):
     accountant: Accountant = Field("pld", description="pld (tighter) or rdp")
     noise_multiplier: float | None = Field(None, gt=0, description="sigma; solved from epsilon and steps if left out")
     steps: int | None = Field(None, ge=1, description="T, training steps; solved from epsilon and sigma if left out")
+    nominal_records: int | None = Field(
+        None,
+        ge=2,
+        description="the number of records to state and to sample by, where the true one must not be published",
+    )
     batch_size: float = Field(
         50.0, gt=0, description="expected Poisson batch; the sampling rate is batch_size / records"
     )
-    clip: float = Field(0.5, gt=0, description="clipping norm Delta")
+    clip: float = Field(0.5, ge=1e-9, le=1e9, description="clipping norm Delta")
 
     rows: int | None = Field(
         None, ge=1, description="n, generated images compared with records; the batch size if left out"
     )
     debias: float = Field(0.4, ge=0, le=1, description="p, the debiasing fraction")
-    l1_weight: float = Field(1.0, ge=0, description="m, weight of the L1 term of the cost")
-    l2_weight: float = Field(1.0, ge=0, description="weight of the squared L2 term of the cost")
-    class_scale: float = Field(15.0, ge=0, description="alpha_c, scale of the one-hot class embedding in the cost")
-    temperature: float = Field(0.05, gt=0, description="lambda, strength of the entropic regularisation")
-    exponent: float = Field(1.0, gt=0, description="p of the epsilon-scaling descent: lambda = blur^p")
-    scaling: float = Field(0.5, gt=0, lt=1, description="ratio of successive blurs in the descent")
+    l1_weight: float = Field(1.0, ge=0, le=1e6, description="m, weight of the L1 term of the cost")
+    l2_weight: float = Field(1.0, ge=0, le=1e6, description="weight of the squared L2 term of the cost")
+    class_scale: float = Field(
+        15.0, ge=0, le=1e4, description="alpha_c, scale of the one-hot class embedding in the cost"
+    )
+    temperature: float = Field(0.05, ge=1e-6, le=1e9, description="lambda, strength of the entropic regularisation")
+    exponent: float = Field(1.0, ge=0.5, le=4, description="p of the epsilon-scaling descent: lambda = blur^p")
+    scaling: float = Field(0.5, ge=0.01, le=0.99, description="ratio of successive blurs in the descent")
 
     generator: str = Field("dcgan", description="generator architecture")
     latent: int = Field(12, ge=1, description="latent dimension")
@@ -56,9 +63,13 @@ class Settings(BaseModel):
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="adam or sgd")
     learning_rate: float = Field(1e-4, gt=0, description="learning rate")
+    learning_rate_end: float = Field(1.0, ge=0, le=1, description="the rate falls linearly to this fraction of itself")
     beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first decay; the momentum of SGD")
     beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second decay")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    averaging: float = Field(
+        0.0, ge=0, lt=1, description="decay of the weights' running average that is released; 0: off"
+    )
 
     seed: int = Field(0, ge=0, lt=2**63, description="seed of public randomness: initial weights, latents, labels")
     insecure_debug_noise_seed: int | None = Field(
@@ -90,7 +101,10 @@ class Settings(BaseModel):
 
     def is_private(self) -> bool:
         """Whether the run has a guarantee at all."""
-        return mechanism_class(self.mechanism) is not NonPrivateMechanism and self.insecure_debug_noise_seed is None
+        return (
+            not issubclass(mechanism_class(self.mechanism), NonPrivateMechanism)
+            and self.insecure_debug_noise_seed is None
+        )
 
 
 class Plan(BaseModel):
@@ -141,6 +155,10 @@ def plan(settings: Settings, records: int) -> Plan:
         steps = solve_steps(mechanism, epsilon, delta, settings.accountant)
     mechanism = dataclasses.replace(mechanism, noise_multiplier=noise)
     cost = epsilon_of(compose([(mechanism.event, steps)]), delta, settings.accountant)
+    if not math.isfinite(cost):
+        raise UserError(
+            f"these settings have no finite epsilon at delta={delta:g}; raise the noise multiplier, or delta"
+        )
     if epsilon is not None and cost > epsilon:
         raise UserError(
             f"{steps} steps of '{mechanism.name}' with noise_multiplier={noise:g} cost epsilon={cost:.4g} at "
@@ -235,7 +253,8 @@ _PAPER_NONPRIVATE: dict[str, Any] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {
-        "mechanism": "row",
+        "mechanism": "row", "steps": 10_000, "batch_size": 10, "clip": 0.3, "debias": 0.4, "l1_weight": 0, "temperature": 10,
+        "latent": 4, "class_embedding": 10, "width": 8, "learning_rate": 1e-3, "learning_rate_end": 0.1, "averaging": 0.999,
     },
     "paper-mnist": {
         **_PAPER, "l1_weight": 1, "learning_rate": 1e-4, "noise_multiplier": 1.5, "steps": 160_000,

@@ -1,4 +1,4 @@
-"""Reference values: DESIGN.md section 4 (RDP to 0.5 %, PLD to 1 %), and the behaviour of the accountants."""
+"""Reference values of the published runs (docs/privacy.md; RDP to 0.5 %, PLD to 1 %), and accountants' behaviour."""
 
 import math
 

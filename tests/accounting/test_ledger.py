@@ -34,11 +34,11 @@ def test_settling_gives_back_what_was_not_used(tmp_path) -> None:
     ledger = Ledger(FREE, tmp_path / "ledger.jsonl")
     allowance = ledger.reserve(EVENT, 100)
     for _ in range(37):
-        allowance.take()
+        allowance.take(EVENT)
     ledger.settle(allowance)
     assert ledger.releases == 37
     with pytest.raises(RuntimeError, match="used"):
-        allowance.take()
+        allowance.take(EVENT)
     again = reopened(ledger)
     again.settle(again.reserve(OTHER, 5))
     assert again.parts() == [(EVENT, 37)]
@@ -128,9 +128,57 @@ def test_a_full_disk_stops_before_the_release(tmp_path, monkeypatch) -> None:
         patch.setattr(os, "fsync", full)
         with pytest.raises(UserError, match="the ledger cannot be written"):
             ledger.reserve(EVENT, 20)
-    assert ledger.releases == 10
-    ledger.reserve(EVENT, 1)
-    assert reopened(ledger).releases == 11
+    with pytest.raises(RuntimeError, match="closed"):
+        ledger.reserve(EVENT, 1)
+    assert reopened(ledger).releases == 30, "what may be on disk counts"
+
+
+def test_a_write_cut_short_by_a_full_disk_leaves_a_readable_ledger(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    allowance = ledger.reserve(EVENT, 10)
+    whole = ledger._file
+
+    class Full:
+        def write(self, line: bytes) -> int:
+            return whole.write(line[:20])
+
+        fileno, close = whole.fileno, whole.close
+
+    ledger._file = Full()
+    allowance.take(EVENT)
+    with pytest.raises(UserError, match="No space left"):
+        ledger.settle(allowance)
+    with pytest.raises(RuntimeError, match="used"):
+        allowance.take(EVENT)
+    assert Ledger(FREE, path).releases == 10
+
+
+def test_a_last_line_without_its_end_counts(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    ledger.reserve(EVENT, 5)
+    ledger.reserve(EVENT, 1000)
+    ledger.close()
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    again = Ledger(FREE, path)
+    assert again.releases == 1005
+    again.reserve(EVENT, 1)
+    assert reopened(again).releases == 1006
+
+
+def test_a_ledger_knows_its_past_and_not_its_future(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    heads = [ledger.head]
+    for _ in range(3):
+        ledger.reserve(EVENT, 5)
+        heads.append(ledger.head)
+    ledger.close()
+    assert all(Ledger(FREE, path).knows(head) for head in heads)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    shortened = Ledger(FREE, path)
+    assert [shortened.knows(head) for head in heads] == [True, True, True, False]
 
 
 def test_nothing_is_reserved_for_nothing() -> None:

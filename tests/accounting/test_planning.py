@@ -78,6 +78,8 @@ def test_default_delta_is_a_power_of_ten_below_one_over_records() -> None:
         ({"epsilon": 0.001, "noise_multiplier": 0.1}, "a single step costs epsilon"),
         ({"delta": 0.001, "epsilon": 1}, r"delta=0.001 is not below 1/records"),
         ({"batch_size": 70_000}, "batch_size 70000 is larger than the number of records, 60000"),
+        ({"mechanism": "batch", "noise_multiplier": 1, "steps": 2, "delta": 1e-16}, "no finite epsilon at delta=1e-16"),
+        ({"exponent": 229}, "setting exponent=229"),
         ({"mechanism": "nonprivate", "epsilon": 1}, "'nonprivate' has no epsilon"),
         ({"mechanism": "rowe"}, "unknown mechanism 'rowe'"),
         ({"bach_size": 7}, "unknown setting 'bach_size'; known settings: mechanism, epsilon"),

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dp_sinkhorn.images import LabelledImages
-from dp_sinkhorn.mechanisms import OsEntropy, SeededForDebugging
+from dp_sinkhorn.images import LabelledImages, to_pixels
+from dp_sinkhorn.mechanisms import GeneratedBatch, OsEntropy, SeededForDebugging
 from dp_sinkhorn.records import PrivateRecords
 from tests.mechanisms.worlds import PRIVATE, SHAPE, answer, generated, make
 
@@ -23,7 +23,7 @@ def within_chance(statistic: float) -> bool:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
 def test_normal_values_have_the_standard_normal_law(source) -> None:
-    values = source.normal(torch.Size([401, 503]), torch.float64, torch.device("cpu")).numpy().ravel()
+    values = source.normal(torch.Size([401, 503]), torch.device("cpu")).numpy().ravel()
     count = len(values)
     assert within_chance(values.mean() * math.sqrt(count))
     assert within_chance((values.var() - 1) * math.sqrt(count / 2))
@@ -69,8 +69,33 @@ def test_the_noise_that_leaves_has_the_stated_deviation(name: str) -> None:
     assert not torch.equal(first, second)
 
 
+def test_float32_releases_do_not_give_the_answer_away_in_their_low_bits() -> None:
+    """Noise rounded to float32 before it is added reaches only some sums, and which ones tells the answer.
+
+    An attacker who guesses the answer `a` asks which float32 noise z would have given the release r: does
+    fl(a + z) = r have a solution? With sums taken in float64 a right guess explains no more than a wrong one.
+    """
+    mechanism = make("batch", rate=1.0, noise=1.0, clip=0.05)
+    images = torch.randint(0, 256, (5, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    records = PrivateRecords(LabelledImages(images, torch.tensor([0, 1, 2, 0, 1]), ("a", "b", "c")))
+    batch = generated(mechanism, 0)
+    single = GeneratedBatch(batch.pixels.detach().float(), batch.labels)
+    pixels = to_pixels(images).flatten(1)
+    right = answer(mechanism, single, pixels, torch.tensor([0, 1, 2, 0, 1]))
+    wrong = -right  # as large as the right guess, so that nothing but the low bits can tell them apart
+    releases = [mechanism.release(single, records, OsEntropy()).value[:6] for _ in range(60)]
+
+    def explained(guess: torch.Tensor) -> float:
+        return torch.stack([(guess + (release - guess)) == release for release in releases]).double().mean().item()
+
+    naive = [right + 0.1 * torch.randn(right.shape) for _ in releases]
+    naively = lambda guess: torch.stack([(guess + (r - guess)) == r for r in naive]).double().mean().item()  # noqa: E731
+    assert naively(right) - naively(wrong) > 0.02, "the attack must work on what it is made for"
+    assert abs(explained(right) - explained(wrong)) < 0.01
+
+
 def test_a_seeded_stream_repeats_itself_and_differs_after_a_resume() -> None:
-    draw = lambda source: source.normal(torch.Size([1000]), torch.float64, torch.device("cpu"))  # noqa: E731
+    draw = lambda source: source.normal(torch.Size([1000]), torch.device("cpu"))  # noqa: E731
     unbroken, resumed = draw(SeededForDebugging(3)), draw(SeededForDebugging(3, first_release=50))
     torch.testing.assert_close(unbroken, draw(SeededForDebugging(3)), rtol=0, atol=0)
     correlation = torch.corrcoef(torch.stack([unbroken, resumed]))[0, 1].item()

@@ -22,7 +22,11 @@ def small_records(count: int = 6) -> PrivateRecords:
 def loss_gradient(mechanism, batch, pixels, labels):
     points = batch.pixels.detach().requires_grad_()
     loss = semi_debiased_sinkhorn_loss(
-        PointCloud(points, batch.labels), PointCloud(pixels, labels), mechanism.debias, mechanism.cost, mechanism.solver
+        PointCloud(points, batch.labels),
+        PointCloud(pixels, labels),
+        mechanism.debias,
+        mechanism.cost,
+        mechanism._solver(batch),
     )
     return torch.autograd.grad(loss, points)[0]
 
@@ -97,6 +101,36 @@ def test_the_barrier_releases_only_what_the_ledger_has_reserved() -> None:
     assert ledger.releases == 3
     with pytest.raises(RuntimeError, match="reserved"):
         barrier.release(generated(mechanism, 0))
+
+
+def test_an_allowance_is_for_one_event_and_one_process() -> None:
+    event = make("batch").event
+    allowance = Ledger(Budget(None, 1e-5)).reserve(event, 3)
+    with pytest.raises(RuntimeError, match="has reserved"):
+        allowance.take(make("batch", noise=0.01).event)
+    allowance.process += 1
+    with pytest.raises(RuntimeError, match="another process"):
+        allowance.take(event)
+    with pytest.raises(AttributeError):
+        Barrier(make("batch"), small_records(), OsEntropy(), Ledger(Budget(None, 1e-5))).mechanism = make("row")
+
+
+def test_the_iterations_of_the_solver_do_not_depend_on_the_records(monkeypatch) -> None:
+    from dp_sinkhorn.transport import sinkhorn
+
+    counts = []
+    original = sinkhorn.Transport.__init__
+
+    def count(self, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        counts.append(self.iterations)
+
+    monkeypatch.setattr(sinkhorn.Transport, "__init__", count)
+    mechanism = make("row")
+    batch = generated(mechanism, 0)
+    for kind in ("random", "outlier", "crowd"):
+        answer(mechanism, batch, *neighbours(kind, 2)[1])
+    assert len(set(counts)) == 1
 
 
 def test_unknown_mechanism_is_named_with_the_known_ones() -> None:

@@ -14,8 +14,17 @@ SHAPE, CLASSES = (1, 8, 8), 3
 DIMENSION = 64
 
 
-def make(name: str, *, rows: int = 6, debias: float = 0.5, clip: float = 0.05, l1_weight: float = 1.0, noise: float = 1.0,
-         rate: float = 0.5, temperature: float = 0.5) -> SinkhornMechanism:  # fmt: skip
+def make(
+    name: str,
+    *,
+    rows: int = 6,
+    debias: float = 0.5,
+    clip: float = 0.05,
+    l1_weight: float = 1.0,
+    noise: float = 1.0,
+    rate: float = 0.5,
+    temperature: float = 0.5,
+) -> SinkhornMechanism:
     return mechanism_class(name)(
         sampling_rate=rate,
         noise_multiplier=noise,

@@ -11,18 +11,22 @@ The file is JSON, one entry a line, each with a checksum chained to the line bef
     {"settle": {"entry": 0, "used": 37}, "sum": "..."}
 
 A line torn by a crash can only be the last. Its reservation never took effect (releases wait for the flush),
-so it is dropped; anything else that does not check out is refused.
+so it is dropped; anything else that does not check out is refused. A shortened or older file checks out by
+itself, so checkpoints carry the checksum of the ledger they belong to, and resuming asks `knows` for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import attr
 import dp_accounting
@@ -50,14 +54,20 @@ class Budget:
 
 @dataclass
 class Allowance:
-    """Releases that the ledger has written down and that may now happen."""
+    """Releases of one event that the ledger has written down and that may now happen, in this process."""
 
     entry: int
+    event: dp_accounting.DpEvent
     count: int
     used: int = 0
+    process: int = field(default_factory=os.getpid)
 
-    def take(self) -> None:
-        """Use one release; raises when none is left."""
+    def take(self, event: dp_accounting.DpEvent) -> None:
+        """Use one release of `event`; raises when none is left, or when it is not what was reserved."""
+        if event != self.event:
+            raise RuntimeError(f"the ledger has reserved {self.event}, not {event}")
+        if os.getpid() != self.process:
+            raise RuntimeError("the releases were reserved by another process; a fork must reserve its own")
         if self.used >= self.count:
             raise RuntimeError(f"all {self.count} reserved releases have been used; reserve more in the ledger")
         self.used += 1
@@ -81,12 +91,23 @@ class Ledger:
     budget: Budget
     path: Path | None = None
     _entries: list[_Entry] = field(default_factory=list, init=False, repr=False)
-    _file: IO[bytes] | None = field(default=None, init=False, repr=False)
-    _sum: str = field(default="", init=False, repr=False)
+    _fitting: list[tuple[dp_accounting.DpEvent, int]] = field(default_factory=list, init=False, repr=False)
+    _file: FileIO | None = field(default=None, init=False, repr=False)
+    _sums: list[str] = field(default_factory=lambda: [""], init=False, repr=False)
+    _closed: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.path is not None:
             self._open(self.path)
+
+    @property
+    def head(self) -> str:
+        """The checksum of the last entry, which vouches for all before it."""
+        return self._sums[-1]
+
+    def knows(self, head: str) -> bool:
+        """Whether the ledger once ended with this checksum: it holds everything that was written until then."""
+        return head in self._sums
 
     @property
     def releases(self) -> int:
@@ -95,19 +116,28 @@ class Ledger:
 
     def parts(self) -> list[tuple[dp_accounting.DpEvent, int]]:
         """Distinct events with the number of releases of each, in order of first use."""
-        totals: list[tuple[dp_accounting.DpEvent, int]] = []
-        for entry in self._entries:
-            for k, (event, count) in enumerate(totals):
-                if event == entry.event:
-                    totals[k] = (event, count + entry.count)
-                    break
-            else:
-                totals.append((entry.event, entry.count))
-        return [(event, count) for event, count in totals if count > 0]
+        return _totals((entry.event, entry.count) for entry in self._entries)
 
     def epsilon(self) -> float:
         """ε spent so far at the budget's δ."""
         return epsilon_of(compose(self.parts()), self.budget.delta, self.budget.accountant)
+
+    def check(self, event: dp_accounting.DpEvent, count: int) -> None:
+        """Raise `BudgetExceededError` if `count` more releases of `event` would pass the target ε.
+
+        What was found to fit stays known: fewer releases of the same events cannot cost more. A run that checks
+        all its steps once asks the accountant no more.
+        """
+        after = _totals([*self.parts(), (event, count)])
+        if self.budget.epsilon is None or _covers(self._fitting, after):
+            return
+        epsilon = epsilon_of(compose(after), self.budget.delta, self.budget.accountant)
+        if not epsilon <= self.budget.epsilon * (1.0 + _SLACK):
+            raise BudgetExceededError(
+                f"{count} more releases would spend epsilon={epsilon:.6g} at delta={self.budget.delta:g}, "
+                f"over the budget of {self.budget.epsilon:.6g}; nothing was released"
+            )
+        self._fitting = after
 
     def reserve(self, event: dp_accounting.DpEvent, count: int) -> Allowance:
         """Write down `count` releases of `event` that are about to happen.
@@ -117,34 +147,29 @@ class Ledger:
         """
         if count < 1:
             raise ValueError(f"a reservation needs at least one release, got {count}")
-        if self.budget.epsilon is not None:
-            after = compose([*self.parts(), (event, count)])
-            epsilon = epsilon_of(after, self.budget.delta, self.budget.accountant)
-            if not epsilon <= self.budget.epsilon * (1.0 + _SLACK):
-                raise BudgetExceededError(
-                    f"{count} more releases would spend epsilon={epsilon:.6g} at delta={self.budget.delta:g}, "
-                    f"over the budget of {self.budget.epsilon:.6g}; nothing was released"
-                )
+        self.check(event, count)
         self._append({"reserve": {"event": encode_event(event), "count": count}})
         self._entries.append(_Entry(event, count))
-        return Allowance(len(self._entries) - 1, count)
+        return Allowance(len(self._entries) - 1, event, count)
 
     def settle(self, allowance: Allowance) -> None:
         """Record that an allowance will not be used further; what it left is not spent."""
         if allowance.used < allowance.count:
+            # Closed first: whatever happens to the write, nothing more can be taken from what it gives back.
+            allowance.count = allowance.used
             self._append({"settle": {"entry": allowance.entry, "used": allowance.used}})
             self._entries[allowance.entry].count = allowance.used
-            allowance.count = allowance.used
 
     def close(self) -> None:
-        """Release the file, and the lock on it."""
+        """Release the file, and the lock on it. Nothing can be reserved after that."""
+        self._closed = True
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _open(self, path: Path) -> None:
         created = not path.exists()
-        self._file = path.open("a+b")
+        self._file = path.open("a+b", buffering=0)
         if fcntl is not None:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,7 +181,11 @@ class Ledger:
         complete, _, torn = content.rpartition(b"\n")
         for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
             self._replay(line, f"{path}:{number}")
-        if torn:
+        if torn and self._is_next(torn):
+            # Whole but for its line end, which an editor may have stripped: it counts.
+            self._replay(torn, f"{path}:last line")
+            self._write(b"\n")
+        elif torn:
             self._file.truncate(len(content) - len(torn))
             os.fsync(self._file.fileno())
         if created:
@@ -166,7 +195,7 @@ class Ledger:
         try:
             entry = json.loads(line)
             checksum = entry.pop("sum")
-            if checksum != _chain(self._sum, entry):
+            if checksum != _chain(self.head, entry):
                 raise ValueError
             if "reserve" in entry:
                 self._entries.append(_Entry(decode_event(entry["reserve"]["event"]), int(entry["reserve"]["count"])))
@@ -175,24 +204,60 @@ class Ledger:
                 settled.count = min(settled.count, int(entry["settle"]["used"]))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             raise UserError(
-                f"{where}: the ledger is damaged, so what was spent is not known; restore it from a backup"
+                f"{where}: the ledger is damaged, so what was spent is not known; the run cannot go on"
             ) from None
-        self._sum = checksum
+        self._sums.append(checksum)
+
+    def _is_next(self, line: bytes) -> bool:
+        """Whether a line without an end is a whole entry that follows the last one."""
+        try:
+            entry = json.loads(line)
+            return bool(entry.pop("sum") == _chain(self.head, entry))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
 
     def _append(self, entry: dict[str, Any]) -> None:
-        checksum = _chain(self._sum, entry)
+        if self._closed:
+            raise RuntimeError("the ledger is closed")
+        checksum = _chain(self.head, entry)
         if self._file is not None:
-            size = self._file.seek(0, os.SEEK_END)
-            try:
-                self._file.write(json.dumps({**entry, "sum": checksum}).encode() + b"\n")
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                self._file.truncate(size)  # a full disk must not leave half a line for the next one to follow
+            self._write(json.dumps({**entry, "sum": checksum}).encode() + b"\n")
+        self._sums.append(checksum)
+
+    def _write(self, line: bytes) -> None:
+        """Append to the file and flush it to disk. After a failure the ledger is closed: what it holds is unsure."""
+        assert self._file is not None
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file.fileno())
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                reason = error.strerror
                 raise UserError(
-                    f"{self.path}: the ledger cannot be written ({error.strerror}); free some space"
+                    f"{self.path}: the ledger cannot be written ({reason}); free some space and --resume"
                 ) from None
-        self._sum = checksum
+            raise
+
+
+def _totals(parts: Iterable[tuple[dp_accounting.DpEvent, int]]) -> list[tuple[dp_accounting.DpEvent, int]]:
+    """Equal events added up, in order of first use."""
+    totals: list[tuple[dp_accounting.DpEvent, int]] = []
+    for event, count in parts:
+        for k, (known, number) in enumerate(totals):
+            if known == event:
+                totals[k] = (known, number + count)
+                break
+        else:
+            totals.append((event, count))
+    return [(event, count) for event, count in totals if count > 0]
+
+
+def _covers(larger: list[tuple[dp_accounting.DpEvent, int]], smaller: list[tuple[dp_accounting.DpEvent, int]]) -> bool:
+    """Whether every event of the second composition occurs at least as often in the first."""
+    return all(any(event == known and count <= number for known, number in larger) for event, count in smaller)
 
 
 def encode_event(event: dp_accounting.DpEvent) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How useful synthetic images are: classifiers trained on them, and Fréchet distances to real images.
 
 Scores are computed against a real, labelled *test* set. Nothing here reads the training records: a score of
-the model on its own records is private (DESIGN.md, section 2), and a score on a test set is not paid for by
+the model on its own records is private, and a score on a test set is not paid for by
 the release's ε, so it protects nobody in that test set. Use a set that may be looked at.
 
 Classifiers and the distance are building blocks; a protocol (`quick`) fixes how they are put together, so

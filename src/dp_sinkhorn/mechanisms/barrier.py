@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dp_sinkhorn.errors import BudgetExceededError
 from dp_sinkhorn.mechanisms.base import GeneratedBatch, Mechanism, SanitisedGradient
 from dp_sinkhorn.records.private import PrivateRecords
 
@@ -21,11 +22,29 @@ class Barrier:
     """A mechanism over private records, with a ledger in front of it."""
 
     def __init__(self, mechanism: Mechanism, records: PrivateRecords, randomness: Randomness, ledger: Ledger) -> None:
-        self.mechanism = mechanism
-        self.ledger = ledger
+        self.__mechanism = mechanism
+        self.__ledger = ledger
         self.__records = records
         self.__randomness = randomness
         self.__allowance: Allowance | None = None
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism; a plain value that holds no record."""
+        return self.__mechanism
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has been spent."""
+        return self.__ledger
+
+    def fits(self, count: int) -> bool:
+        """Whether the budget allows `count` more releases. Asked once for all of a run, it makes reservations cheap."""
+        try:
+            self.ledger.check(self.mechanism.event, count)
+        except BudgetExceededError:
+            return False
+        return True
 
     def reserve(self, count: int) -> None:
         """Write `count` releases into the ledger, or raise `BudgetExceededError` and write nothing."""
@@ -36,7 +55,7 @@ class Barrier:
         """Answer the mechanism's query once. At least one reserved release must be left."""
         if self.__allowance is None:
             raise RuntimeError("no release has been reserved in the ledger")
-        self.__allowance.take()
+        self.__allowance.take(self.mechanism.event)
         return self.mechanism.release(batch, self.__records, self.__randomness)
 
     def settle(self) -> None:

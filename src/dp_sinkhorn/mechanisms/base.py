@@ -132,6 +132,11 @@ class Mechanism(ABC):
         """Draw a Poisson batch, ask the query, add noise; what returns is the only thing that leaves."""
         self_term = self.self_term(batch)
         answer = self.query(batch, self_term, records.poisson_sample(self.sampling_rate, randomness))
+        if not self.noise_scale >= 0.0:
+            raise ValueError(f"the noise scale of '{self.name}' is {self.noise_scale}")
         if self.noise_scale > 0.0:
-            answer = answer + self.noise_scale * randomness.normal(answer.shape, answer.dtype, answer.device)
+            # Added in float64 and rounded once: rounding the noise first would leave gaps between the sums, at
+            # places that depend on the answer and give it away (docs/privacy.md, section 5).
+            noise = self.noise_scale * randomness.normal(answer.shape, answer.device)
+            answer = (answer.double() + noise).to(answer.dtype)
         return self.gradient(batch, self_term, answer)

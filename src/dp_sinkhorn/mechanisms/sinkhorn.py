@@ -15,6 +15,7 @@ the ball of radius Δ to any other. Hence 2Δ, and for `row` the joint 2Δ√n (
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -82,12 +83,17 @@ class SinkhornMechanism(Mechanism):
 
     def self_term(self, batch: GeneratedBatch) -> Tensor:
         """∇_X of −Ŵ(X^[0:n], X^[n':n+n']), for all n + n' rows."""
-        return self_gradient(self._cloud(batch), self.rows, self.cost, self.solver)
+        return self_gradient(self._cloud(batch), self.rows, self.cost, self._solver(batch))
 
     def _row_gradients(self, batch: GeneratedBatch, self_term: Tensor, records: RecordBatch) -> Tensor:
         """∇ Ŝ_p(X, Y) for the rows 0..n-1, the only ones that records move."""
         real = PointCloud(records.pixels.to(batch.pixels.dtype), records.labels)
-        return cross_gradient(self._cloud(batch)[: self.rows], real, self.cost, self.solver) + self_term[: self.rows]
+        cross = cross_gradient(self._cloud(batch)[: self.rows], real, self.cost, self._solver(batch))
+        return cross + self_term[: self.rows]
+
+    def _solver(self, batch: GeneratedBatch) -> SinkhornSolver:
+        """The solver with the diameter of [-1, 1]^d: the number of iterations must not depend on the records."""
+        return dataclasses.replace(self.solver, diameter=2.0 * math.sqrt(batch.pixels.shape[1]))
 
     @staticmethod
     def _cloud(batch: GeneratedBatch) -> PointCloud:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -15,6 +16,12 @@ WEIGHTS_FILE, INFO_FILE, SAMPLES_FILE, CARD_FILE = "generator.safetensors", "rel
 # Bounds that a file from elsewhere must keep before anything is allocated for it.
 _Side = Annotated[int, Field(ge=MIN_SIDE, le=MAX_SIDE)]
 _Size = Annotated[int, Field(ge=1, le=4096)]
+
+
+def up(epsilon: float) -> str:
+    """ε to four digits, never below the figure itself: a guarantee is not rounded in its own favour."""
+    context = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
+    return f"{context.create_decimal(epsilon).normalize():f}"
 
 
 class ReleasedEvent(BaseModel):

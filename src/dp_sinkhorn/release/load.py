@@ -57,7 +57,9 @@ class Release:
         device = next(self.generator.parameters()).device
         with torch.inference_mode():
             chunks = [
-                from_pixels(self.generator.draw(chunk.to(device), public)).cpu() for chunk in torch.split(index, _CHUNK)
+                from_pixels(self.generator.draw(chunk.to(device), public)).cpu()
+                for chunk in torch.split(index, _CHUNK)
+                if len(chunk)
             ]
         images = torch.cat(chunks) if chunks else torch.empty(0, *self.info.image_shape, dtype=torch.uint8)
         channels_last = images.permute(0, 2, 3, 1).contiguous()

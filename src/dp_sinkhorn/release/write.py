@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from dp_sinkhorn.release.format import CARD_FILE, INFO_FILE, SAMPLES_FILE, WEIGHTS_FILE
+from dp_sinkhorn.release.format import CARD_FILE, INFO_FILE, SAMPLES_FILE, WEIGHTS_FILE, up
 from dp_sinkhorn.release.load import Release
 from dp_sinkhorn.release.pictures import GRID_COLUMNS, grid
 
@@ -42,12 +42,12 @@ def card(release: Release) -> str:
     channels, height, width = info.image_shape
     kind = "grey" if channels == 1 else "RGB"
     guarantee = (
-        f"""- epsilon = {privacy.epsilon:.4g}, delta = {privacy.delta:g}, for adding or removing one record
+        f"""- epsilon = {up(privacy.epsilon)}, delta = {privacy.delta!r}, for adding or removing one record
 - mechanism `{privacy.mechanism}`, {privacy.steps} steps, sampling rate {privacy.sampling_rate:.6g}, noise multiplier \
 {privacy.noise_multiplier:g}
 - accountant: {privacy.accountant}; private randomness: {privacy.randomness}
 - number of records, published as a parameter of the run: {privacy.records}"""
-        if privacy.private
+        if privacy.private and privacy.epsilon is not None
         else f"- mechanism `{privacy.mechanism}`, {privacy.steps} steps; private randomness: {privacy.randomness}"
     )
     limits = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dp_sinkhorn.accounting import Ledger
 from dp_sinkhorn.devices import suited_threads
 from dp_sinkhorn.generators import Generator
 from dp_sinkhorn.mechanisms import Barrier, GeneratedBatch
@@ -42,6 +45,7 @@ class Trainer:
         self.settings = settings
         self.steps = steps
         self.optimizer = make_optimizer(generator, settings)
+        self.averaged = AveragedGenerator(generator, settings.averaging)
         self._device = next(generator.parameters()).device
 
     def run(
@@ -73,6 +77,9 @@ class Trainer:
         ledger = self.barrier.ledger
         block = min(_MAX_BLOCK, math.ceil(self.steps / _BLOCKS))
         self.generator.train()
+        meter = _Meter(ledger)
+        if ledger.releases < self.steps:
+            self.barrier.fits(self.steps - ledger.releases)
         while (first := ledger.releases) < self.steps:
             count = min(block, self.steps - first)
             self.barrier.reserve(count)
@@ -83,8 +90,7 @@ class Trainer:
                 if stopped := should_stop():
                     break
             self.barrier.settle()
-            epsilon = ledger.epsilon()
-            on_block(Progress(ledger.releases, self.steps, epsilon if math.isfinite(epsilon) else None))
+            on_block(Progress(ledger.releases, self.steps, meter.read(last=ledger.releases >= self.steps or stopped)))
             if stopped:
                 break
         return ledger.releases >= self.steps
@@ -92,9 +98,17 @@ class Trainer:
     def _step(self, step: int) -> None:
         batch = self._generate(step)
         gradient = self.barrier.release(batch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(step)
         self.optimizer.zero_grad(set_to_none=True)
         gradient.backpropagate(batch)
         self.optimizer.step()
+        self.averaged.update(self.generator, step)
+
+    def _learning_rate(self, step: int) -> float:
+        """Linear from the setting down to its final fraction; a function of the step, so resuming needs no state."""
+        fall = (1.0 - self.settings.learning_rate_end) * step / self.steps
+        return self.settings.learning_rate * (1.0 - fall)
 
     def _generate(self, step: int) -> GeneratedBatch:
         """Z ~ Unif(0, 1) and labels ~ Unif{0, …, L-1}, fixed by the public seed and the step."""
@@ -103,6 +117,49 @@ class Trainer:
         labels = labels.to(self._device)
         pixels: Tensor = self.generator.draw(labels, public).flatten(1)
         return GeneratedBatch(pixels, labels, tuple(self.generator.parameters()))
+
+
+class AveragedGenerator:
+    """An exponential running average of the weights: the generator that is released.
+
+    Post-processing, and a good one under noise: it averages over the steps that the noise shakes. With decay 0 it
+    is the trained generator itself. Statistics of batch normalisation are taken over as they are.
+    """
+
+    def __init__(self, generator: Generator, decay: float) -> None:
+        self.decay = decay
+        self.generator = copy.deepcopy(generator).requires_grad_(False) if decay > 0.0 else generator
+
+    @torch.no_grad()
+    def update(self, current: Generator, step: int) -> None:
+        """Move the average towards the weights after `step`; early steps count more, so the start is forgotten."""
+        if self.decay > 0.0:
+            decay = min(self.decay, (1.0 + step) / (10.0 + step))
+            for average, parameter in zip(self.generator.parameters(), current.parameters(), strict=True):
+                average.lerp_(parameter, 1.0 - decay)
+            for kept, buffer in zip(self.generator.buffers(), current.buffers(), strict=True):
+                kept.copy_(buffer)
+
+
+class _Meter:
+    """Reads ε off the ledger, but spends at most about a twentieth of the time on it.
+
+    In between it repeats its last reading: for display only, the budget is enforced elsewhere.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._reading: float | None = 0.0
+        self._next = 0.0
+
+    def read(self, last: bool) -> float | None:
+        """ε spent, None if unbounded; `last` asks for the exact figure."""
+        start = time.monotonic()
+        if last or start >= self._next:
+            epsilon = self._ledger.epsilon()
+            self._reading = epsilon if math.isfinite(epsilon) else None
+            self._next = time.monotonic() + 20.0 * (time.monotonic() - start)
+        return self._reading
 
 
 def public_generator(seed: int, step: int) -> torch.Generator:

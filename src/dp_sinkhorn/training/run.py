@@ -7,6 +7,7 @@ RUN/private/    settings.json, ledger.jsonl, checkpoint.safetensors, log.jsonl; 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from dp_sinkhorn.generators import Generator, GeneratorSpec, build_generator, ge
 from dp_sinkhorn.mechanisms import Barrier, Mechanism, OsEntropy, Randomness, SeededForDebugging
 from dp_sinkhorn.records import PrivateRecords
 from dp_sinkhorn.release import PrivacyStatement, Release, ReleasedEvent, ReleaseInfo, write_release
-from dp_sinkhorn.release.format import FORMAT_VERSION
+from dp_sinkhorn.release.format import FORMAT_VERSION, up
 from dp_sinkhorn.settings import Plan, Settings, plan
 from dp_sinkhorn.training.checkpoint import load_checkpoint, save_checkpoint
 from dp_sinkhorn.training.loop import Progress, Trainer
@@ -95,6 +96,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.private.mkdir(mode=0o700)
             self.configuration.write_text(configuration.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            self.ledger.touch()
             self.log.write_text(json.dumps({"notice": _NOTICE}) + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.path}: the run's folder cannot be made ({error.strerror})") from None
@@ -154,18 +156,25 @@ def train(
         barrier = Barrier(mechanism, records, _randomness(configuration.settings, ledger), ledger)
         trainer = Trainer(generator, barrier, configuration.settings, run_plan.steps)
         if folder is not None and folder.checkpoint.exists():
-            load_checkpoint(folder.checkpoint, generator, trainer.optimizer)
+            head = load_checkpoint(folder.checkpoint, generator, trainer.averaged.generator, trainer.optimizer)
+            if not ledger.knows(head):
+                raise UserError(
+                    f"{folder.ledger}: is older than the checkpoint beside it, so it does not hold what the checkpoint "
+                    "has cost; the run cannot go on without the ledger it was written with"
+                )
         on_plan(run_plan, ledger.releases)
 
         def end_of_block(progress: Progress) -> None:
             if folder is not None:
-                save_checkpoint(folder.checkpoint, generator, trainer.optimizer)
+                save_checkpoint(
+                    folder.checkpoint, generator, trainer.averaged.generator, trainer.optimizer, ledger.head
+                )
                 folder.note(step=progress.step, steps=progress.steps, epsilon=progress.epsilon)
             on_block(progress)
 
         if not trainer.run(on_step, end_of_block, should_stop):
             raise Interrupted(ledger.releases, run_plan.steps)
-        release = finish(generator, configuration, mechanism, ledger)
+        release = finish(trainer.averaged.generator, configuration, mechanism, ledger)
     finally:
         ledger.close()
     if folder is not None:
@@ -194,12 +203,14 @@ def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunF
         assert settings is not None, "a new run needs settings"
         return RunConfiguration(
             settings=settings,
-            plan=plan(settings, records.count),
+            plan=plan(settings, _stated_count(records, settings)),
             image_shape=records.shape,
             classes=list(records.classes),
         )
     stored = resumed.stored_configuration()
-    here = (records.count, records.shape, list(records.classes))
+    if not resumed.ledger.exists():
+        raise UserError(f"{resumed.ledger}: is missing, so what was spent is not known; the run cannot go on")
+    here = (_stated_count(records, stored.settings), records.shape, list(records.classes))
     if here != (stored.plan.records, stored.image_shape, stored.classes):
         raise UserError(f"{resumed.path}: was started on other records; resume it with the same source")
     for name, value in settings or ():
@@ -209,6 +220,11 @@ def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunF
                 "resume it with the same settings"
             )
     return stored
+
+
+def _stated_count(records: PrivateRecords, settings: Settings) -> int:
+    """The number of records that is published and that q is a fraction of."""
+    return settings.nominal_records if settings.nominal_records is not None else records.count
 
 
 def _planned_mechanism(configuration: RunConfiguration) -> Mechanism:
@@ -243,11 +259,12 @@ def _spec(configuration: RunConfiguration) -> GeneratorSpec:
 def _statement(configuration: RunConfiguration, mechanism: Mechanism, ledger: Ledger) -> PrivacyStatement:
     """The guarantee, from the ledger alone: what was counted, not what was planned."""
     settings, run_plan = configuration.settings, configuration.plan
-    private = settings.is_private()
-    epsilon = ledger.epsilon() if private else None
+    spent = ledger.epsilon()
+    private = settings.is_private() and math.isfinite(spent)
+    epsilon = spent if private else None
     if private:
         sentence = (
-            f"These images are synthetic. Their generator was trained under ({epsilon:.4g}, {run_plan.delta:g})-"
+            f"These images are synthetic. Their generator was trained under ({up(spent)}, {run_plan.delta!r})-"
             f"differential privacy for adding or removing any one of {run_plan.records} records."
         )
     elif settings.insecure_debug_noise_seed is not None:
