@@ -115,8 +115,11 @@ class Trainer:
         public = public_generator(self.settings.seed, step)
         labels = torch.randint(self.generator.classes, (self.barrier.mechanism.batch_size,), generator=public)
         labels = labels.to(self._device)
-        pixels: Tensor = self.generator.draw(labels, public).flatten(1)
-        return GeneratedBatch(pixels, labels, tuple(self.generator.parameters()))
+        low = self.settings.precision == "bfloat16"
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=low):
+            images: Tensor = self.generator.draw(labels, public)
+        # From here on float32: costs, clipping and noise never see a shorter format.
+        return GeneratedBatch(images.float().flatten(1), labels, tuple(self.generator.parameters()))
 
 
 class AveragedGenerator:
