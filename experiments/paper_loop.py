@@ -70,7 +70,8 @@ def run(name: str, device: torch.device, data: LabelledImages, test: LabelledIma
         private = name != "nonprivate"
         rows.append(
             {
-                "experiment": "paper-loop", "dataset": "mnist, first 10,000", "method": "DP-Sinkhorn", "mechanism": name,
+                "experiment": "paper-loop", "dataset": "mnist, first 10,000", "method": "DP-Sinkhorn",
+                "mechanism": name,
                 "epsilon": round(ledger.epsilon(), 2) if private and step else None,
                 "delta": ledger.budget.delta if private else None,
                 "accounting": "sound", "seed": settings.seed, "step": step, "protocol": "quick", "fid": None,
