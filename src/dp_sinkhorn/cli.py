@@ -150,6 +150,12 @@ def evaluate(
     opened = load_release(release, where)
     reference = load_source(against, split="test", data_dir=data_dir)
     images, labels = opened.sample(count, seed=seed)
+    if len(opened.classes) == len(reference.classes) and tuple(opened.classes) != reference.classes:
+        print(
+            f"note: the release names its classes {', '.join(opened.classes)} and {against} "
+            f"{', '.join(reference.classes)}; they are compared in this order",
+            file=sys.stderr,
+        )
     synthetic = from_arrays(images, labels, tuple(opened.classes))
     scores = evaluate_quick(
         synthetic, reference, seed=seed, device=where, progress=lambda line: print(line, file=sys.stderr)

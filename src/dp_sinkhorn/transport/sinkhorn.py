@@ -123,22 +123,22 @@ def transport(x: PointCloud, y: PointCloud, cost: ElementwiseCost, solver: Sinkh
     matrix = cost.matrix(x, y)
     diameter = _diameter(x, y) if solver.diameter is None else solver.diameter
     temperatures = solver.schedule(diameter)
-    f, g = _softmin(temperatures[0], matrix, log_b), _softmin_columns(temperatures[0], matrix, log_a)
+    kernel = matrix / temperatures[0]
+    f, g = _softmin(temperatures[0], kernel, log_b), _softmin_columns(temperatures[0], kernel, log_a)
     for temperature in temperatures:
+        kernel = matrix / temperature
         # Averaged, simultaneous updates (Feydy 2020, algorithm 3.5): the descent keeps f and g in balance.
         f, g = (
-            0.5 * (f + _softmin(temperature, matrix, log_b + g / temperature)),
-            0.5 * (g + _softmin_columns(temperature, matrix, log_a + f / temperature)),
+            0.5 * (f + _softmin(temperature, kernel, log_b + g / temperature)),
+            0.5 * (g + _softmin_columns(temperature, kernel, log_a + f / temperature)),
         )
     iterations, final = len(temperatures), temperatures[-1]
     if solver.tolerance is not None:
-        f, g, iterations = _alternate(f, g, matrix, a, log_a, log_b, final, iterations, solver)
+        f, g, iterations = _alternate(f, g, kernel, a, log_a, log_b, final, iterations, solver)
 
     # The last extrapolation: each new potential fits its own marginal exactly, given the other's old value.
-    f_new = _softmin(final, matrix, log_b + g / final)
-    g_new = _softmin_columns(final, matrix, log_a + f / final)
-    kernel_b = log_b.unsqueeze(-2) - matrix / final
-    kernel_a = log_a.unsqueeze(-1) - matrix / final
+    f_new = _softmin(final, kernel, log_b + g / final)
+    g_new = _softmin_columns(final, kernel, log_a + f / final)
     return Transport(
         cost=cost,
         x=x.points,
@@ -146,8 +146,9 @@ def transport(x: PointCloud, y: PointCloud, cost: ElementwiseCost, solver: Sinkh
         value=(a * f_new).sum(-1) + (b * g_new).sum(-1),
         f=f_new,
         g=g_new,
-        plan_rows=a.unsqueeze(-1) * ((f_new.unsqueeze(-1) + g.unsqueeze(-2)) / final + kernel_b).exp(),
-        plan_columns=b.unsqueeze(-2) * ((f.unsqueeze(-1) + g_new.unsqueeze(-2)) / final + kernel_a).exp(),
+        plan_rows=a.unsqueeze(-1) * ((f_new / final).unsqueeze(-1) + (log_b + g / final).unsqueeze(-2) - kernel).exp(),
+        plan_columns=b.unsqueeze(-2)
+        * ((log_a + f / final).unsqueeze(-1) + (g_new / final).unsqueeze(-2) - kernel).exp(),
         iterations=iterations,
     )
 
@@ -155,7 +156,7 @@ def transport(x: PointCloud, y: PointCloud, cost: ElementwiseCost, solver: Sinkh
 def _alternate(
     f: Tensor,
     g: Tensor,
-    matrix: Tensor,
+    kernel: Tensor,
     a: Tensor,
     log_a: Tensor,
     log_b: Tensor,
@@ -166,8 +167,8 @@ def _alternate(
     """Algorithm 2: alternate f and g at λ until the first marginal holds to the tolerance."""
     assert solver.tolerance is not None
     while iterations < solver.max_iterations:
-        g = _softmin_columns(temperature, matrix, log_a + f / temperature)
-        f_new = _softmin(temperature, matrix, log_b + g / temperature)
+        g = _softmin_columns(temperature, kernel, log_a + f / temperature)
+        f_new = _softmin(temperature, kernel, log_b + g / temperature)
         # With g just fitted the columns hold; row i has mass a_i exp((f_i − f_i') / λ).
         error = (a * torch.expm1((f - f_new) / temperature).abs()).sum(-1).max()
         f, iterations = f_new, iterations + 1
@@ -176,14 +177,24 @@ def _alternate(
     return f, g, iterations
 
 
-def _softmin(temperature: float, matrix: Tensor, logits: Tensor) -> Tensor:
-    """f_i = −λ log Σ_j exp(h_j − C_ij / λ), the first update of Algorithm 2."""
-    return -temperature * torch.logsumexp(logits.unsqueeze(-2) - matrix / temperature, dim=-1)
+def _softmin(temperature: float, kernel: Tensor, logits: Tensor) -> Tensor:
+    """f_i = −λ log Σ_j exp(h_j − C_ij / λ), the first update of Algorithm 2; the kernel is C / λ."""
+    return _logsumexp(logits.unsqueeze(-2) - kernel, -1).mul_(-temperature)
 
 
-def _softmin_columns(temperature: float, matrix: Tensor, logits: Tensor) -> Tensor:
-    """g_j = −λ log Σ_i exp(h_i − C_ij / λ), the second update of Algorithm 2."""
-    return -temperature * torch.logsumexp(logits.unsqueeze(-1) - matrix / temperature, dim=-2)
+def _softmin_columns(temperature: float, kernel: Tensor, logits: Tensor) -> Tensor:
+    """g_j = −λ log Σ_i exp(h_i − C_ij / λ), the second update of Algorithm 2; the kernel is C / λ."""
+    return _logsumexp(logits.unsqueeze(-1) - kernel, -2).mul_(-temperature)
+
+
+def _logsumexp(values: Tensor, dim: int) -> Tensor:
+    """Compute log Σ exp of a temporary, overwritten; for sums with at least one finite term.
+
+    `torch.logsumexp` spends about as long again on the infinities that cannot occur here, and this is most of what a
+    small problem costs.
+    """
+    largest = values.amax(dim, keepdim=True)
+    return values.sub_(largest).exp_().sum(dim).log_().add_(largest.squeeze(dim))
 
 
 def _log_weights(weights: Tensor, alive: Tensor) -> Tensor:
