@@ -24,10 +24,10 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 demo: $(READY)
-	@echo "Training on 1,497 of scikit-learn's 8x8 digits under differential privacy"
+	@echo "Training on 1,498 of scikit-learn's 8x8 digits under differential privacy"
 	@rm -rf $(DEMO)
 	$(BIN)/dp-sinkhorn train digits --preset digits --epsilon 10 --out $(DEMO)
-	@echo "Evaluating on the 300 digits that were held out"
+	@echo "Evaluating on the 299 digits that were held out"
 	$(BIN)/dp-sinkhorn evaluate $(DEMO)/release --against digits --count 3000
 	@echo "Done. The picture: $(DEMO)/release/samples.png. What it guarantees: $(DEMO)/release/CARD.md"
 

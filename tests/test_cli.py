@@ -65,7 +65,7 @@ def test_sample_to_npz_and_to_a_folder(run, tmp_path) -> None:
     arguments = ["--per-class", "3", "--labels", "1", "--grid", str(grid)]
     assert main(["sample", str(run / "release"), "--out", str(folder), *arguments]) == 0
     assert len(list(folder.rglob("*.png"))) == 3
-    assert Image.open(grid).size == (12 * 32, 32)
+    assert Image.open(grid).size == (12 * 50, 50)
     again = tmp_path / "again.npz"
     assert main(["sample", str(run / "release"), "--out", str(again), "--count", "10", "--seed", "1"]) == 0
     assert (np.load(again)["images"] == np.load(file)["images"]).all()

@@ -17,7 +17,7 @@ class Split(NamedTuple):
 
 @pytest.fixture(scope="session")
 def digits() -> Split:
-    """scikit-learn's handwritten digits, 8x8 grey: 1,497 to train on and 300 to test on."""
+    """scikit-learn's handwritten digits, 8x8 grey: 1,498 to train on and 299 to test on."""
     data = load_digits()
     train_x, test_x, train_y, test_y = train_test_split(
         data.images / 16.0, data.target, test_size=300, stratify=data.target, random_state=0

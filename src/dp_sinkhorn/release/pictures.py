@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from PIL import Image
 
 GRID_COLUMNS = 12
-_MIN_TILE = 32
+_MIN_TILE = 50
+_GAP_GREY = 255
 
 
 def grid(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> Image.Image:
     """One row for each class that occurs, showing the first twelve images of it: nobody chooses."""
-    height, width = images.shape[1:3]
-    scale = max(1, -(-_MIN_TILE // max(height, width)))
+    tiles = np.pad(images, [(0, 0), (1, 1), (1, 1)] + [(0, 0)] * (images.ndim - 3), constant_values=_GAP_GREY)
     rows = []
     for label in range(classes):
-        chosen = images[labels == label][:GRID_COLUMNS]
+        chosen = tiles[labels == label][:GRID_COLUMNS]
         if len(chosen):
-            blank = np.full((GRID_COLUMNS - len(chosen), *images.shape[1:]), 255, dtype=np.uint8)
+            blank = np.full((GRID_COLUMNS - len(chosen), *tiles.shape[1:]), _GAP_GREY, dtype=np.uint8)
             rows.append(np.concatenate([*chosen, *blank], axis=1))
     picture = np.concatenate(rows, axis=0)
-    return Image.fromarray(picture).resize(
-        (picture.shape[1] * scale, picture.shape[0] * scale), Image.Resampling.NEAREST
-    )
+    scale = max(1, -(-_MIN_TILE // max(tiles.shape[1:3])))
+    size = (picture.shape[1] * scale, picture.shape[0] * scale)
+    return Image.fromarray(picture).resize(size, Image.Resampling.NEAREST)
 
 
 def write_folder(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: Sequence[str], folder: Path) -> None:
