@@ -5,11 +5,12 @@ import stat
 
 import pytest
 import torch
+from scipy import stats
 
 from dp_sinkhorn.accounting import Budget, Ledger, compose, epsilon_of
 from dp_sinkhorn.errors import BudgetExceededError, UserError
 from dp_sinkhorn.generators import GeneratorSpec, build_generator
-from dp_sinkhorn.mechanisms import Barrier, OsEntropy
+from dp_sinkhorn.mechanisms import Barrier, OsEntropy, Randomness
 from dp_sinkhorn.release import load_release
 from dp_sinkhorn.release.format import up
 from dp_sinkhorn.training import Interrupted, RunFolder, Trainer, train
@@ -81,6 +82,31 @@ def test_a_resumed_run_ends_with_the_ledger_of_an_unbroken_one(tmp_path) -> None
     assert spent(tmp_path / "broken") == spent(tmp_path / "unbroken")
     released = [load_release(tmp_path / name).privacy for name in ("broken", "unbroken")]
     assert released[0] == released[1]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_noise_is_independent_between_steps_and_across_a_resume(tmp_path, monkeypatch, seed) -> None:
+    """Two-sided tests at a false-alarm rate of 1e-6 each, on the noise that a broken run really drew."""
+    drawn = []
+    original = Randomness.normal
+
+    def recorded(self, shape, device):
+        drawn.append(original(self, shape, device))
+        return drawn[-1]
+
+    monkeypatch.setattr(Randomness, "normal", recorded)
+    settings = small_settings(noise_multiplier=30, steps=12, insecure_debug_noise_seed=seed)
+    with pytest.raises(Interrupted):
+        train(records(), settings, tmp_path / "run", should_stop=stop_after(6))
+    train(records(), None, tmp_path / "run", resume=True)
+    assert len(drawn) == 12
+    noise = torch.stack([values.flatten() for values in drawn])
+    count = noise.shape[1]
+    limit = stats.norm.isf(0.5e-6)
+    correlations = torch.corrcoef(noise)[torch.triu(torch.ones(12, 12), 1) > 0] * count**0.5
+    assert correlations.abs().max() < stats.norm.isf(0.5e-6 / len(correlations))
+    assert abs((noise.var().item() - 1) * (noise.numel() / 2) ** 0.5) < limit
+    assert len({tuple(values.tolist()) for values in noise}) == 12
 
 
 def test_a_crash_inside_a_block_is_counted_in_full_and_never_twice_used(tmp_path) -> None:
