@@ -3,9 +3,9 @@
     python experiments/paper_loop.py --data-dir DATA [--out results/paper-loop.json]
 
 Trains on the first 10,000 MNIST records for 2,000 steps at the published settings (preset `paper-mnist`), once with
-mechanism `row` and its published noise and once without noise (`nonprivate`, same batch), and scores the generator
-before training and after 500, 1,000 and 2,000 steps on the MNIST test set. Each score is a row of the results file.
-The ε in a row is the sound one.
+mechanism `row` and its published noise and twice without noise (`nonprivate`, same batch; generator passes in float32
+and in bfloat16), and scores the generator before training and after 500, 1,000 and 2,000 steps on the MNIST test set.
+Each score is a row of the results file. The ε in a row is the sound one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ RECORDS = 10_000
 MILESTONES = (0, 500, 1_000, 2_000)
 SYNTHETIC = 10_000
 RUNS: dict[str, dict[str, Any]] = {
-    "row": {"rows": 50},
-    "nonprivate": {"mechanism": "nonprivate", "rows": 50, "noise_multiplier": None},
+    "row": {"precision": "float32"},
+    "nonprivate": {"mechanism": "nonprivate", "noise_multiplier": None, "precision": "float32"},
+    "nonprivate, bfloat16": {"mechanism": "nonprivate", "noise_multiplier": None, "precision": "bfloat16"},
 }
 
 
@@ -53,6 +54,7 @@ def draw(generator: Generator, classes: tuple[str, ...]) -> LabelledImages:
 def run(name: str, device: torch.device, data: LabelledImages, test: LabelledImages) -> list[dict[str, Any]]:
     """Train once, scoring at the milestones."""
     settings = parse_settings("paper-mnist", RUNS[name])
+    revision = commit()
     mechanism = settings.make_mechanism(len(data))
     ledger = Ledger(Budget(None, settings.delta or 1e-5))
     spec = GeneratorSpec("dcgan", data.shape, 10, settings.latent, {"width": settings.width, "class_embedding": 4})
@@ -67,22 +69,21 @@ def run(name: str, device: torch.device, data: LabelledImages, test: LabelledIma
             return
         clock["training"] += time.perf_counter() - clock["since"]
         scores = evaluate_quick(draw(generator, data.classes), test, device=device)
-        private = name != "nonprivate"
+        private = settings.is_private()
         rows.append(
             {
                 "experiment": "paper-loop", "dataset": "mnist, first 10,000", "method": "DP-Sinkhorn",
-                "mechanism": name,
+                "mechanism": settings.mechanism, "precision": settings.precision,
                 "epsilon": round(ledger.epsilon(), 2) if private and step else None,
                 "delta": ledger.budget.delta if private else None,
                 "accounting": "sound", "seed": settings.seed, "step": step, "protocol": "quick", "fid": None,
                 "frechet_quick": round(scores.frechet, 2), "logreg": None, "mlp": round(scores.mlp, 2),
                 "cnn": round(scores.cnn, 2), "train_seconds": round(clock["training"], 1), "device": str(device),
-                "commit": commit(), "command": "python experiments/paper_loop.py --data-dir DATA",
+                "commit": revision, "command": "python experiments/paper_loop.py --data-dir DATA",
             }
         )  # fmt: skip
-        print(
-            {key: rows[-1][key] for key in ("mechanism", "step", "epsilon", "mlp", "cnn", "frechet_quick")}, flush=True
-        )
+        shown = ("mechanism", "precision", "step", "epsilon", "mlp", "cnn", "frechet_quick")
+        print({key: rows[-1][key] for key in shown}, flush=True)
         clock["since"] = time.perf_counter()
 
     score(0)

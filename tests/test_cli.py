@@ -109,6 +109,7 @@ def test_plan_prints_json_and_text(capsys) -> None:
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "845" in text
+    assert "promises next to nothing" in text
     assert "NOT a guarantee" in text
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dp_sinkhorn.settings import Plan, Settings
 
 BAD_CALL, INTERRUPTED = 2, 130
+_VERY_LARGE_EPSILON = 20.0
 
 app = typer.Typer(
     help="Publish synthetic images of private data with a differential-privacy guarantee that holds.",
@@ -289,6 +290,8 @@ def _plan_text(result: Plan) -> str:
         rows.append(("epsilon", "none: this mechanism gives no privacy"))
     else:
         rows.append(("epsilon", f"{result.epsilon:.4g}  at delta = {result.delta:g} (sound; {result.accountant})"))
+        if result.epsilon > _VERY_LARGE_EPSILON:
+            rows.append(("", "This epsilon is so large that it promises next to nothing: do not rely on it."))
     if result.as_published_epsilon is not None:
         rows.append(
             (

@@ -2,9 +2,12 @@
 
 import time
 
+import dp_accounting
 import pytest
 
+from dp_sinkhorn import mechanisms
 from dp_sinkhorn.errors import UserError
+from dp_sinkhorn.mechanisms import BatchMechanism
 from dp_sinkhorn.settings import default_delta, parse_settings, plan
 
 MECHANISMS = ["row", "batch", "parameter"]
@@ -25,10 +28,11 @@ def test_noise_is_solved_for(mechanism: str) -> None:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_steps_are_solved_for(mechanism: str) -> None:
-    noise = 12.0 if mechanism == "row" else 1.5
-    result = planned(mechanism=mechanism, epsilon=3, noise_multiplier=noise)
+    noise = 7.0 if mechanism == "row" else 1.0
+    result = planned(mechanism=mechanism, epsilon=3, noise_multiplier=noise, batch_size=50)
     assert result.epsilon <= 3
-    assert planned(mechanism=mechanism, noise_multiplier=noise, steps=round(result.steps * 1.01) + 1).epsilon > 3
+    more = round(result.steps * 1.01) + 1
+    assert planned(mechanism=mechanism, noise_multiplier=noise, batch_size=50, steps=more).epsilon > 3
 
 
 def test_few_steps_are_counted_exactly() -> None:
@@ -74,11 +78,14 @@ def test_default_delta_is_a_power_of_ten_below_one_over_records() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"epsilon": 10, "noise_multiplier": 1.5, "steps": 160_000}, r"cost epsilon=84\d.* over the target of 10"),
+        (
+            {"epsilon": 10, "noise_multiplier": 1.5, "steps": 160_000, "batch_size": 50},
+            r"cost epsilon=84\d.* over the target of 10",
+        ),
         ({"epsilon": 0.001, "noise_multiplier": 0.1}, "a single step costs epsilon"),
         ({"delta": 0.001, "epsilon": 1}, r"delta=0.001 is not below 1/records"),
         ({"batch_size": 70_000}, "batch_size 70000 is larger than the number of records, 60000"),
-        ({"mechanism": "batch", "noise_multiplier": 1, "steps": 2, "delta": 1e-16}, "no finite epsilon at delta=1e-16"),
+        ({"noise_multiplier": 1e-200}, "setting noise_multiplier=1e-200"),
         ({"exponent": 229}, "setting exponent=229"),
         ({"mechanism": "nonprivate", "epsilon": 1}, "'nonprivate' has no epsilon"),
         ({"mechanism": "rowe"}, "unknown mechanism 'rowe'"),
@@ -99,6 +106,20 @@ def test_unknown_preset_and_too_few_records() -> None:
         parse_settings("mnist", {})
     with pytest.raises(UserError, match="at least two records"):
         planned(records=1)
+
+
+def test_a_mechanism_without_a_finite_cost_is_refused_unless_it_says_so(monkeypatch) -> None:
+    class Leaky(BatchMechanism):
+        name = "leaky"
+        event = dp_accounting.NonPrivateDpEvent()
+
+    monkeypatch.setitem(mechanisms._REGISTRY, "leaky", Leaky)
+    with pytest.raises(UserError, match="mechanism 'leaky' has no finite epsilon"):
+        planned(mechanism="leaky", noise_multiplier=1, steps=2)
+
+
+def test_a_tiny_delta_has_a_finite_epsilon() -> None:
+    assert planned(mechanism="batch", noise_multiplier=1, steps=2, delta=1e-16, batch_size=50).epsilon < 3
 
 
 def test_nonprivate_has_no_epsilon() -> None:

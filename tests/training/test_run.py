@@ -257,7 +257,7 @@ def test_misuse_of_run_folders_is_explained(tmp_path) -> None:
     train(records(), settings, tmp_path / "run")
     with pytest.raises(UserError, match="holds a run already; add --resume"):
         train(records(), settings, tmp_path / "run")
-    with pytest.raises(UserError, match=r"was started with clip=0.5, not 1.0; resume it with the same settings"):
+    with pytest.raises(UserError, match=r"was started with clip=0.3, not 1.0; resume it with the same settings"):
         train(records(), small_settings(epsilon=3.0, clip=1.0), tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="was started on other records"):
         train(records(count=50), settings, tmp_path / "run", resume=True)

@@ -16,7 +16,7 @@ from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.mechanisms.base import Mechanism
 
 MAX_NOISE = 1e6
-MAX_STEPS = 10**9
+MAX_STEPS = 10_000_000
 
 
 def solve_noise(
@@ -102,12 +102,19 @@ def _calibrate(
     grid = pld_grid(1.1 * epsilon)
     if grid is None:
         return renyi
-    # The PLD solution lies a few per cent on the cheaper side of the Rényi one; the wider intervals are for extremes.
-    for width in (0.06, 0.3, 1.0):
-        exact = search(lambda: PLDAccountant(value_discretization_interval=grid), renyi - width, renyi + width)
+    # The PLD solution lies a few per cent on the cheaper side of the Rényi one. A ten times coarser grid, which costs a
+    # tenth, finds it nearly; the fine grid then has little left to search. The wider intervals are for extremes.
+    nearby = search(_pld_accountant(10.0 * grid), renyi - 0.06, renyi + 0.01)
+    start, widths = (renyi, (0.06, 0.3, 1.0)) if nearby is None else (nearby, (0.004, 0.03, 0.3))
+    for width in widths:
+        exact = search(_pld_accountant(grid), start - width, start + width)
         if exact is not None:
             return exact
     return renyi
+
+
+def _pld_accountant(grid: float) -> Callable[[], dp_accounting.PrivacyAccountant]:
+    return lambda: PLDAccountant(value_discretization_interval=grid)
 
 
 def _round_up(value: float) -> float:

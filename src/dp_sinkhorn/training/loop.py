@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dp_sinkhorn.accounting import Ledger
-from dp_sinkhorn.devices import suited_threads
+from dp_sinkhorn.devices import suited_precision, suited_threads
 from dp_sinkhorn.generators import Generator
 from dp_sinkhorn.mechanisms import Barrier, GeneratedBatch
 from dp_sinkhorn.settings import Settings
@@ -47,6 +47,9 @@ class Trainer:
         self.optimizer = make_optimizer(generator, settings)
         self.averaged = AveragedGenerator(generator, settings.averaging)
         self._device = next(generator.parameters()).device
+        self._values = barrier.mechanism.batch_size * math.prod(generator.image_shape)
+        precision = suited_precision(self._device, self._values) if settings.precision == "auto" else settings.precision
+        self._low_precision = precision == "bfloat16"
 
     def run(
         self,
@@ -64,8 +67,7 @@ class Trainer:
         Returns:
             Whether all T steps are done.
         """
-        values = self.barrier.mechanism.batch_size * math.prod(self.generator.image_shape)
-        with suited_threads(values):
+        with suited_threads(self._values):
             return self._run(on_step, on_block, should_stop)
 
     def _run(
@@ -115,8 +117,7 @@ class Trainer:
         public = public_generator(self.settings.seed, step)
         labels = torch.randint(self.generator.classes, (self.barrier.mechanism.batch_size,), generator=public)
         labels = labels.to(self._device)
-        low = self.settings.precision == "bfloat16"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=low):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._low_precision):
             images: Tensor = self.generator.draw(labels, public)
         # From here on float32: costs, clipping and noise never see a shorter format.
         return GeneratedBatch(images.float().flatten(1), labels, tuple(self.generator.parameters()))
