@@ -28,7 +28,7 @@ demo: $(READY)
 	@rm -rf $(DEMO)
 	$(BIN)/dp-sinkhorn train digits --preset digits --epsilon 10 --out $(DEMO)
 	@echo "Evaluating on the 299 digits that were held out"
-	$(BIN)/dp-sinkhorn evaluate $(DEMO)/release --against digits --count 3000
+	$(BIN)/dp-sinkhorn evaluate $(DEMO)/release --against digits --count 3000 --json $(DEMO)/private/evaluation.json
 	@echo "Done. The picture: $(DEMO)/release/samples.png. What it guarantees: $(DEMO)/release/CARD.md"
 
 test: $(READY)

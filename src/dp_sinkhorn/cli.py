@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -170,7 +171,9 @@ def evaluate(
     )
     if json_file is not None:
         privacy = opened.privacy.model_dump(exclude={"events", "statement"})
-        _write_json(json_file, {"protocol": protocol, "against": against, **scores.as_dict(), "privacy": privacy})
+        command = shlex.join(["dp-sinkhorn", *sys.argv[1:]])
+        content = {"protocol": protocol, "against": against, **scores.as_dict(), "privacy": privacy, "command": command}
+        _write_json(json_file, content)
 
 
 @app.command()
