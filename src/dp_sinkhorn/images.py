@@ -28,11 +28,13 @@ class LabelledImages:
         images: `uint8` tensor of shape (N, C, H, W).
         labels: `int64` tensor of shape (N,), values in 0..len(classes)-1.
         classes: the class names, in label order.
+        classes_declared: whether the classes were named beforehand. False: they are the labels that occur.
     """
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
+    classes_declared: bool = True
 
     def __post_init__(self) -> None:
         assert self.images.dtype == torch.uint8, self.images.dtype
@@ -115,7 +117,7 @@ def from_arrays(
     index, names = check_labels(values, classes, labels_at, may_be_empty=may_be_empty)
     if len(pixels) < 2:
         raise UserError(f"{images_at}: at least two records are needed, got {len(pixels)}")
-    return LabelledImages(torch.from_numpy(pixels), torch.from_numpy(index), names)
+    return LabelledImages(torch.from_numpy(pixels), torch.from_numpy(index), names, classes is not None)
 
 
 def check_labels(

@@ -60,6 +60,51 @@ def test_the_budget_cannot_be_passed_and_can_be_met_exactly() -> None:
     assert ledger.parts() == before
 
 
+def test_a_refusal_is_repeated() -> None:
+    ledger = Ledger(Budget(0.5, 1e-5))
+    for _ in range(3):
+        with pytest.raises(BudgetExceededError):
+            ledger.reserve(EVENT, 10**6)
+
+
+def test_an_entry_settled_twice_keeps_the_smaller_rest(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(FREE, path)
+    ledger.reserve(EVENT, 10)
+    ledger._append({"settle": {"entry": 0, "used": 4}})
+    ledger._append({"settle": {"entry": 0, "used": 9}})
+    assert reopened(ledger).releases == 4
+
+
+def test_a_ledger_belongs_to_the_settings_it_was_begun_with(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    Ledger(FREE, path, "these").close()
+    Ledger(FREE, path, "these").close()
+    with pytest.raises(UserError, match="was begun with other settings"):
+        Ledger(FREE, path, "others")
+    unnamed = tmp_path / "unnamed.jsonl"
+    ledger = Ledger(FREE, unnamed)
+    ledger.reserve(EVENT, 1)
+    ledger.close()
+    with pytest.raises(UserError, match="was begun with other settings"):
+        Ledger(FREE, unnamed, "these")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_cannot_reserve(tmp_path) -> None:
+    ledger = Ledger(FREE, tmp_path / "ledger.jsonl")
+    child = os.fork()
+    if child == 0:
+        try:
+            ledger.reserve(EVENT, 1)
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    ledger.reserve(EVENT, 1)
+    assert reopened(ledger).releases == 1
+
+
 def test_a_refused_reservation_leaves_no_trace(tmp_path) -> None:
     ledger = Ledger(Budget(0.5, 1e-5), tmp_path / "ledger.jsonl")
     with pytest.raises(BudgetExceededError):

@@ -1,6 +1,8 @@
 """Noise and sampling: stated law, no repetition. Statistical tests have a false-alarm rate of 1e-6 each."""
 
 import math
+import os
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import torch
 from scipy import stats
 
 from dp_sinkhorn.images import LabelledImages, to_pixels
-from dp_sinkhorn.mechanisms import GeneratedBatch, OsEntropy, SeededForDebugging
+from dp_sinkhorn.mechanisms import GeneratedBatch, Mechanism, OsEntropy, SeededForDebugging
+from dp_sinkhorn.mechanisms.base import round_to_public_grid
 from dp_sinkhorn.records import PrivateRecords
 from tests.mechanisms.worlds import PRIVATE, SHAPE, answer, generated, make
 
@@ -67,6 +70,84 @@ def test_the_noise_that_leaves_has_the_stated_deviation(name: str) -> None:
     first, second = noises[0], noises[1]
     assert within_chance(torch.corrcoef(torch.stack([first, second]))[0, 1].item() * math.sqrt(len(first)))
     assert not torch.equal(first, second)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingMechanism(Mechanism):
+    """Asks for nothing but remembers how many records it was shown."""
+
+    name = "counting"
+    seen: list[int]
+
+    @classmethod
+    def from_settings(cls, settings, sampling_rate, noise_multiplier):
+        raise AssertionError("made by hand")
+
+    batch_size = 1
+    sensitivity = 1.0
+
+    def query(self, batch, self_term, records):
+        self.seen.append(len(records.labels))
+        return torch.zeros(50, dtype=torch.float64)
+
+
+def counting_world(rate: float) -> tuple[CountingMechanism, PrivateRecords, GeneratedBatch]:
+    images = torch.zeros(500, *SHAPE, dtype=torch.uint8)
+    records = PrivateRecords(LabelledImages(images, torch.arange(500) % 2, ("a", "b")))
+    batch = GeneratedBatch(torch.zeros(1, 64, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
+    return CountingMechanism(sampling_rate=rate, noise_multiplier=1.5, seen=[]), records, batch
+
+
+def test_a_release_samples_at_the_rate_of_its_event() -> None:
+    """The accountant's amplification rests on this rate: the batches that a query really sees are binomial with it."""
+    mechanism, records, batch = counting_world(rate=0.1)
+    rate, releases = mechanism.event.sampling_probability, 400
+    for _ in range(releases):
+        mechanism.release(batch, records, OsEntropy())
+    sizes = np.array(mechanism.seen)
+    deviation = math.sqrt(500 * rate * (1 - rate))
+    assert within_chance((sizes.mean() - 500 * rate) / deviation * math.sqrt(releases))
+    spread = stats.chi2.sf(((sizes - 500 * rate) ** 2).sum() / deviation**2, df=releases)
+    assert FALSE_ALARM < spread < 1 - FALSE_ALARM
+
+
+def test_an_answer_of_zeros_is_noised_like_any_other() -> None:
+    mechanism, records, batch = counting_world(rate=0.1)
+    values = torch.cat([mechanism.release(batch, records, OsEntropy()).value for _ in range(200)]).numpy()
+    assert stats.kstest(values / mechanism.noise_scale, "norm").pvalue > FALSE_ALARM
+
+
+def test_coins_and_noise_come_from_the_operating_system_alone(monkeypatch) -> None:
+    mechanism, records, batch = counting_world(rate=0.1)
+    taken = []
+    original = os.urandom
+
+    def counted(count: int) -> bytes:
+        taken.append(count)
+        return original(count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "urandom", counted)
+        mechanism.release(batch, records, OsEntropy())
+    assert sum(taken) == 8 * 500 + 24 * 25, "eight bytes a coin, 24 a pair of normal values"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "urandom", lambda count: b"\xff" * count)
+        released = [mechanism.release(batch, records, OsEntropy()).value for _ in range(2)]
+    assert mechanism.seen[-2:] == [0, 0], "coins that all show the largest number draw nobody"
+    assert torch.equal(*released), "nothing else moves the noise"
+
+
+def test_releases_lie_on_a_grid_that_the_answer_does_not_decide() -> None:
+    """A sum near zero keeps every bit of the answer, unless the grid is public (docs/privacy.md, section 5)."""
+    scale, answer = 1.7, torch.full((200_000,), math.pi * 1000, dtype=torch.float64)
+    noise = -answer + torch.linspace(-1e-9, 1e-9, len(answer), dtype=torch.float64)
+    sums = round_to_public_grid(answer + noise, scale)
+    spacing = 2.0**-24
+    assert torch.equal(sums, torch.round(sums / spacing) * spacing)
+    assert not sums.any(), "what is left of an answer that the noise cancels is below the grid"
+    mechanism, records, batch = counting_world(rate=1.0)
+    released = mechanism.release(batch, records, OsEntropy()).value
+    assert torch.equal(released / spacing, torch.round(released / spacing))
 
 
 def test_float32_releases_do_not_give_the_answer_away_in_their_low_bits() -> None:

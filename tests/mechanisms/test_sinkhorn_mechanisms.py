@@ -103,6 +103,22 @@ def test_the_barrier_releases_only_what_the_ledger_has_reserved() -> None:
         barrier.release(generated(mechanism, 0))
 
 
+def test_a_release_is_spent_before_the_records_are_looked_at(monkeypatch) -> None:
+    mechanism = make("batch")
+    barrier = Barrier(mechanism, small_records(), OsEntropy(), Ledger(Budget(None, 1e-5)))
+    barrier.reserve(1)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(mechanism), "query", fail)
+        with pytest.raises(MemoryError):
+            barrier.release(generated(mechanism, 0))
+    with pytest.raises(RuntimeError, match="used"):
+        barrier.release(generated(mechanism, 0))
+
+
 def test_an_allowance_is_for_one_event_and_one_process() -> None:
     event = make("batch").event
     allowance = Ledger(Budget(None, 1e-5)).reserve(event, 3)

@@ -7,12 +7,13 @@ how much of it was used, and only that counts.
 
 The file is JSON, one entry a line, each with a checksum chained to the line before:
 
+    {"run": "checksum of the run's settings", "sum": "..."}
     {"reserve": {"event": {...}, "count": 100}, "sum": "..."}
     {"settle": {"entry": 0, "used": 37}, "sum": "..."}
 
 A line torn by a crash can only be the last. Its reservation never took effect (releases wait for the flush),
 so it is dropped; anything else that does not check out is refused. A shortened or older file checks out by
-itself, so checkpoints carry the checksum of the ledger they belong to, and resuming asks `knows` for it.
+itself, so checkpoints and releases carry the checksum of the ledger they belong to, and resuming asks `knows` for it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Allowance:
         if event != self.event:
             raise RuntimeError(f"the ledger has reserved {self.event}, not {event}")
         if os.getpid() != self.process:
-            raise RuntimeError("the releases were reserved by another process; a fork must reserve its own")
+            raise RuntimeError("the releases were reserved by another process and belong to it")
         if self.used >= self.count:
             raise RuntimeError(f"all {self.count} reserved releases have been used; reserve more in the ledger")
         self.used += 1
@@ -86,19 +87,26 @@ class Ledger:
     Attributes:
         budget: what may be spent.
         path: file to keep; None keeps the account in memory, for fits that cannot be resumed.
+        run: checksum of the settings that the releases are made with. It is the file's first line, and a file that
+            begins with another is refused: settings may not change under a ledger.
     """
 
     budget: Budget
     path: Path | None = None
+    run: str | None = None
     _entries: list[_Entry] = field(default_factory=list, init=False, repr=False)
     _fitting: list[tuple[dp_accounting.DpEvent, int]] = field(default_factory=list, init=False, repr=False)
     _file: FileIO | None = field(default=None, init=False, repr=False)
     _sums: list[str] = field(default_factory=lambda: [""], init=False, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
+    _process: int = field(default_factory=os.getpid, init=False, repr=False)
+    _stored_run: str | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.path is not None:
             self._open(self.path)
+        if self.run is not None:
+            self._claim(self.run)
 
     @property
     def head(self) -> str:
@@ -168,7 +176,6 @@ class Ledger:
             self._file = None
 
     def _open(self, path: Path) -> None:
-        created = not path.exists()
         self._file = path.open("a+b", buffering=0)
         if fcntl is not None:
             try:
@@ -188,8 +195,20 @@ class Ledger:
         elif torn:
             self._file.truncate(len(content) - len(torn))
             os.fsync(self._file.fileno())
-        if created:
+        if not content:
             _sync_folder(path.parent)
+
+    def _claim(self, run: str) -> None:
+        """Write whose ledger this is into an empty one; refuse that of another."""
+        if self._stored_run is None and not self._entries:
+            self._append({"run": run})
+            self._stored_run = run
+        elif self._stored_run != run:
+            self.close()
+            raise UserError(
+                f"{self.path}: was begun with other settings than those beside it, which must not change in a run; "
+                "put the run's own settings.json back, or start a new run"
+            )
 
     def _replay(self, line: bytes, where: str) -> None:
         try:
@@ -197,7 +216,11 @@ class Ledger:
             checksum = entry.pop("sum")
             if checksum != _chain(self.head, entry):
                 raise ValueError
-            if "reserve" in entry:
+            if "run" in entry:
+                if len(self._sums) > 1:
+                    raise ValueError
+                self._stored_run = str(entry["run"])
+            elif "reserve" in entry:
                 self._entries.append(_Entry(decode_event(entry["reserve"]["event"]), int(entry["reserve"]["count"])))
             else:
                 settled = self._entries[entry["settle"]["entry"]]
@@ -219,6 +242,8 @@ class Ledger:
     def _append(self, entry: dict[str, Any]) -> None:
         if self._closed:
             raise RuntimeError("the ledger is closed")
+        if os.getpid() != self._process:
+            raise RuntimeError("the ledger was opened by another process; a fork shares its file but not its account")
         checksum = _chain(self.head, entry)
         if self._file is not None:
             self._write(json.dumps({**entry, "sum": checksum}).encode() + b"\n")

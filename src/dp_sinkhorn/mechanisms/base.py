@@ -9,6 +9,7 @@ in thirty lines.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,8 +136,17 @@ class Mechanism(ABC):
         if not self.noise_scale >= 0.0:
             raise ValueError(f"the noise scale of '{self.name}' is {self.noise_scale}")
         if self.noise_scale > 0.0:
-            # Added in float64 and rounded once: rounding the noise first would leave gaps between the sums, at
-            # places that depend on the answer and give it away (docs/privacy.md, section 5).
             noise = self.noise_scale * randomness.normal(answer.shape, answer.device)
-            answer = (answer.double() + noise).to(answer.dtype)
+            answer = round_to_public_grid(answer.double() + noise, self.noise_scale).to(answer.dtype)
         return self.gradient(batch, self_term, answer)
+
+
+def round_to_public_grid(values: Tensor, noise_scale: float) -> Tensor:
+    """Round float64 sums of answer and noise to multiples of 2^-24 of the noise, rounded down to a power of two.
+
+    The spacing of floating-point numbers depends on their size, so which sums can occur tells of the answer's last
+    bits. A grid that only public numbers decide drops those bits of every sum, also of one that is near zero by
+    cancellation (docs/privacy.md, section 5). What a format rounds off after that is post-processing.
+    """
+    spacing = 2.0 ** (math.floor(math.log2(noise_scale)) - 24)
+    return torch.round(values / spacing) * spacing

@@ -49,6 +49,10 @@ class PrivacyStatement(BaseModel):
     steps: int
     records: int
     randomness: Literal["os-entropy", "seeded"]
+    classes_declared: bool = Field(
+        True, description="False: the classes are the labels that occur, which the guarantee does not cover"
+    )
+    ledger: str = Field("", description="checksum of the run's ledger, which --resume asks for")
     events: list[ReleasedEvent] = Field(description="what was composed to get epsilon")
     statement: str = Field(description="the guarantee in a sentence")
 

@@ -96,11 +96,12 @@ def load_release(path: str | Path, device: torch.device | str = "cpu") -> Releas
         folder = folder / "release"  # the run's folder was named instead of the release in it
     if not (folder / INFO_FILE).is_file():
         raise UserError(f"{folder}: not a release, it has no {INFO_FILE}; name the release/ folder of a finished run")
-    info = _read_info(folder / INFO_FILE)
+    info = read_info(folder / INFO_FILE)
     return Release(info, _read_generator(info, folder / WEIGHTS_FILE).to(device))
 
 
-def _read_info(path: Path) -> ReleaseInfo:
+def read_info(path: Path) -> ReleaseInfo:
+    """What a release.json says, checked."""
     try:
         info = ReleaseInfo.model_validate_json(path.read_bytes())
     except ValidationError as error:

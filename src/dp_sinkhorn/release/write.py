@@ -41,12 +41,19 @@ def card(release: Release) -> str:
     info, privacy = release.info, release.privacy
     channels, height, width = info.image_shape
     kind = "grey" if channels == 1 else "RGB"
+    classes = (
+        "the list of classes is a parameter of the run too"
+        if privacy.classes_declared
+        else "the classes were read off the labels: which labels occur among the records is published as it is, "
+        "outside the guarantee"
+    )
     guarantee = (
         f"""- epsilon = {up(privacy.epsilon)}, delta = {privacy.delta!r}, for adding or removing one record
 - mechanism `{privacy.mechanism}`, {privacy.steps} steps, sampling rate {privacy.sampling_rate:.6g}, noise multiplier \
 {privacy.noise_multiplier:g}
 - accountant: {privacy.accountant}; private randomness: {privacy.randomness}
-- number of records, published as a parameter of the run: {privacy.records}"""
+- number of records, published as a parameter of the run: {privacy.records}
+- {classes}"""
         if privacy.private and privacy.epsilon is not None
         else f"- mechanism `{privacy.mechanism}`, {privacy.steps} steps; private randomness: {privacy.randomness}"
     )

@@ -6,8 +6,10 @@ RUN/private/    settings.json, ledger.jsonl, checkpoint.safetensors, log.jsonl; 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +25,8 @@ from dp_sinkhorn.generators import Generator, GeneratorSpec, build_generator, ge
 from dp_sinkhorn.mechanisms import Barrier, Mechanism, OsEntropy, Randomness, SeededForDebugging
 from dp_sinkhorn.records import PrivateRecords
 from dp_sinkhorn.release import PrivacyStatement, Release, ReleasedEvent, ReleaseInfo, write_release
-from dp_sinkhorn.release.format import FORMAT_VERSION, up
+from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, up
+from dp_sinkhorn.release.load import read_info
 from dp_sinkhorn.settings import Plan, Settings, plan
 from dp_sinkhorn.training.checkpoint import load_checkpoint, save_checkpoint
 from dp_sinkhorn.training.loop import Progress, Trainer
@@ -46,10 +49,20 @@ class RunConfiguration(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     notice: str = _NOTICE
+    package_version: str = __version__
     settings: Settings
     plan: Plan
     image_shape: tuple[int, int, int]
     classes: list[str]
+    classes_declared: bool
+    fingerprint_key: str
+    fingerprint: str
+
+    @property
+    def checksum(self) -> str:
+        """Of all that decides the run. Not of the fingerprint: the checksum ends up in the release's."""
+        decisive = self.model_dump_json(exclude={"fingerprint_key", "fingerprint"})
+        return hashlib.sha256(decisive.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -148,9 +161,13 @@ def train(
         folder.start(configuration)
     run_plan = configuration.plan
     ledger = Ledger(
-        Budget(run_plan.target_epsilon, run_plan.delta, run_plan.accountant), folder.ledger if folder else None
+        Budget(run_plan.target_epsilon, run_plan.delta, run_plan.accountant),
+        folder.ledger if folder else None,
+        configuration.checksum,
     )
     try:
+        if folder is not None:
+            _refuse_an_older_ledger(ledger, folder)
         mechanism = _planned_mechanism(configuration)
         generator = build_generator(_spec(configuration), configuration.settings.seed).to(records.device)
         barrier = Barrier(mechanism, records, _randomness(configuration.settings, ledger), ledger)
@@ -158,10 +175,7 @@ def train(
         if folder is not None and folder.checkpoint.exists():
             head = load_checkpoint(folder.checkpoint, generator, trainer.averaged.generator, trainer.optimizer)
             if not ledger.knows(head):
-                raise UserError(
-                    f"{folder.ledger}: is older than the checkpoint beside it, so it does not hold what the checkpoint "
-                    "has cost; the run cannot go on without the ledger it was written with"
-                )
+                raise _older_ledger(folder, folder.checkpoint)
         on_plan(run_plan, ledger.releases)
 
         def end_of_block(progress: Progress) -> None:
@@ -180,6 +194,20 @@ def train(
     if folder is not None:
         write_release(release, folder.release)
     return release
+
+
+def _refuse_an_older_ledger(ledger: Ledger, folder: RunFolder) -> None:
+    """A release that was written from this folder is paid for in a ledger that knows its head, and in no other."""
+    written = folder.release / INFO_FILE
+    if written.exists() and not ledger.knows(read_info(written).privacy.ledger):
+        raise _older_ledger(folder, written)
+
+
+def _older_ledger(folder: RunFolder, newer: Path) -> UserError:
+    return UserError(
+        f"{folder.ledger}: is older than {newer}, so it does not hold what that has cost; "
+        "the run cannot go on without the ledger it was written with"
+    )
 
 
 def finish(generator: Generator, configuration: RunConfiguration, mechanism: Mechanism, ledger: Ledger) -> Release:
@@ -201,17 +229,25 @@ def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunF
     """The configuration of a new run, or that of the run to resume if it is the same."""
     if resumed is None:
         assert settings is not None, "a new run needs settings"
+        key = secrets.token_bytes(32)
         return RunConfiguration(
             settings=settings,
             plan=plan(settings, _stated_count(records, settings)),
             image_shape=records.shape,
             classes=list(records.classes),
+            classes_declared=records.classes_declared,
+            fingerprint_key=key.hex(),
+            fingerprint=records.fingerprint(key),
         )
     stored = resumed.stored_configuration()
     if not resumed.ledger.exists():
         raise UserError(f"{resumed.ledger}: is missing, so what was spent is not known; the run cannot go on")
-    here = (_stated_count(records, stored.settings), records.shape, list(records.classes))
-    if here != (stored.plan.records, stored.image_shape, stored.classes):
+    if stored.package_version != __version__:
+        raise UserError(
+            f"{resumed.path}: was started with dp-sinkhorn {stored.package_version}, and this is {__version__}; "
+            "resume it with the version it was started with"
+        )
+    if records.fingerprint(bytes.fromhex(stored.fingerprint_key)) != stored.fingerprint:
         raise UserError(f"{resumed.path}: was started on other records; resume it with the same source")
     for name, value in settings or ():
         if value != getattr(stored.settings, name):
@@ -265,7 +301,8 @@ def _statement(configuration: RunConfiguration, mechanism: Mechanism, ledger: Le
     if private:
         sentence = (
             f"These images are synthetic. Their generator was trained under ({up(spent)}, {run_plan.delta!r})-"
-            f"differential privacy for adding or removing any one of {run_plan.records} records."
+            f"differential privacy for adding or removing any one of {run_plan.records} records"
+            + ("." if configuration.classes_declared else ", which labels occur among them being known.")
         )
     elif settings.insecure_debug_noise_seed is not None:
         sentence = (
@@ -288,6 +325,8 @@ def _statement(configuration: RunConfiguration, mechanism: Mechanism, ledger: Le
         steps=ledger.releases,
         records=run_plan.records,
         randomness="os-entropy" if settings.insecure_debug_noise_seed is None else "seeded",
+        classes_declared=configuration.classes_declared,
+        ledger=ledger.head,
         events=[ReleasedEvent(event=encode_event(event), count=count) for event, count in ledger.parts()],
         statement=sentence,
     )
