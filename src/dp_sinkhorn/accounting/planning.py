@@ -8,15 +8,18 @@ from collections.abc import Callable
 
 import dp_accounting
 from dp_accounting import mechanism_calibration as calibration
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dp_sinkhorn.accounting.epsilon import Accountant, compose, epsilon_of, pld_grid
+from dp_sinkhorn.accounting.epsilon import Accountant, compose, epsilon_of
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.mechanisms.base import Mechanism
 
-MAX_NOISE = 1e6
+MIN_NOISE, MAX_NOISE = 1e-3, 1e6
 MAX_STEPS = 10_000_000
+
+# A solution spends the target to within this fraction of it, where four digits of σ and whole steps allow.
+_CLOSE = 1e-3
+_EVALUATIONS = 12
 
 
 def solve_noise(
@@ -27,94 +30,116 @@ def solve_noise(
     def event(noise: float) -> dp_accounting.DpEvent:
         return compose([(dataclasses.replace(mechanism, noise_multiplier=noise).event, steps)])
 
-    # A search in log σ, where ε falls about evenly.
-    exponent = _calibrate(lambda x: event(10.0**x), epsilon, delta, accountant, low=-3.0, high=6.0, tolerance=1e-4)
-    if exponent is None:
+    if epsilon_of(event(MAX_NOISE), delta, accountant) > epsilon:
         raise UserError(
             f"no noise multiplier up to {MAX_NOISE:g} reaches epsilon={epsilon:g} at delta={delta:g} "
             f"with {steps} steps; ask for fewer steps or a larger epsilon"
         )
-    noise = _round_up(10.0**exponent)
-    while epsilon_of(event(noise), delta, accountant) > epsilon:
-        noise = _round_up(noise * 1.0005)
-    return noise
+    return _solve(event, epsilon, delta, accountant, (MIN_NOISE, MAX_NOISE), rises=False, safe=_round_up)
 
 
 def solve_steps(mechanism: Mechanism, epsilon: float, delta: float, accountant: Accountant = "pld") -> int:
-    """The largest number of releases within (ε, δ)."""
+    """The largest number of releases within (ε, δ), to a thousandth; exactly below a thousand."""
 
-    def spent(steps: int) -> float:
-        return epsilon_of(compose([(mechanism.event, steps)]), delta, accountant)
+    def event(steps: float) -> dp_accounting.DpEvent:
+        return compose([(mechanism.event, int(steps))])
+
+    def spent(steps: float) -> float:
+        return epsilon_of(event(steps), delta, accountant)
 
     if spent(1) > epsilon:
         raise UserError(
             f"a single step costs epsilon={spent(1):.4g} at delta={delta:g}, more than the {epsilon:g} allowed; "
             "raise the noise multiplier or lower the batch size"
         )
-    exponent = _calibrate(
-        lambda x: compose([(mechanism.event, max(1, round(10.0**x)))]),
-        epsilon, delta, accountant, low=0.0, high=math.log10(MAX_STEPS), tolerance=1e-5,
-    )  # fmt: skip
-    if exponent is None:
-        return MAX_STEPS
-    # The accountant is not exactly monotone in its last digits: settle on a number whose own cost was computed.
-    steps: int = max(1, math.floor(10.0**exponent))
-    while spent(steps) > epsilon:
-        steps = min(steps - 1, math.floor(steps * 0.9999))
+    steps = int(_solve(event, epsilon, delta, accountant, (1, MAX_STEPS), rises=True, safe=math.floor))
     while steps < 1000 and spent(steps + 1) <= epsilon:
         steps += 1
     return steps
 
 
-def _calibrate(
+def _solve(
     event: Callable[[float], dp_accounting.DpEvent],
     epsilon: float,
     delta: float,
     accountant: Accountant,
+    limits: tuple[float, float],
     *,
-    low: float,
-    high: float,
-    tolerance: float,
-) -> float | None:
-    """Where ε meets the target between two exponents: first by Rényi DP, then by PLD close to that.
+    rises: bool,
+    safe: Callable[[float], float],
+) -> float:
+    """The value at which ε meets the target from below: by Rényi DP, which is quick, then by secants from there.
 
-    Returns None when no point of the interval meets it.
+    ε is close to a power of σ and of T, so the secants are drawn in log ε over log value, and two or three meet
+    the target. The result is a value whose own cost was computed: accountants are not exactly monotone in their
+    last digits.
+
+    Args:
+        event: the composition at a value.
+        epsilon: the target.
+        delta: at this δ.
+        accountant: by this accountant.
+        limits: where to look. The cheap end must be within the target.
+        rises: whether ε rises with the value.
+        safe: rounds a value to one to report, towards the cheap side.
     """
+    low, high = limits
 
-    def search(make: Callable[[], dp_accounting.PrivacyAccountant], start: float, stop: float) -> float | None:
-        try:
-            return float(
-                calibration.calibrate_dp_mechanism(
-                    make,
-                    event,
-                    epsilon,
-                    delta,
-                    calibration.ExplicitBracketInterval(start, stop),
-                    tol=tolerance,
-                )
-            )
-        except ValueError:  # the ends do not enclose a solution
-            return None
+    def spent(value: float) -> float:
+        return epsilon_of(event(value), delta, accountant)
 
-    renyi = search(RdpAccountant, low, high)
-    if renyi is None or accountant == "rdp":
-        return renyi
-    grid = pld_grid(1.1 * epsilon)
-    if grid is None:
-        return renyi
-    # The PLD solution lies a few per cent on the cheaper side of the Rényi one. A ten times coarser grid, which costs a
-    # tenth, finds it nearly; the fine grid then has little left to search. The wider intervals are for extremes.
-    nearby = search(_pld_accountant(10.0 * grid), renyi - 0.06, renyi + 0.01)
-    start, widths = (renyi, (0.06, 0.3, 1.0)) if nearby is None else (nearby, (0.004, 0.03, 0.3))
-    for width in widths:
-        exact = search(_pld_accountant(grid), start - width, start + width)
-        if exact is not None:
-            return exact
-    return renyi
+    def rounded(value: float) -> float:
+        return min(high, max(low, safe(value)))
+
+    value, slope = _renyi_solution(event, epsilon, delta, limits, rises)
+    value = rounded(value)
+    seen: dict[float, float] = {}
+    while value not in seen and len(seen) < _EVALUATIONS:
+        seen[value] = spent(value)
+        if epsilon * (1.0 - _CLOSE) <= seen[value] <= epsilon:
+            break
+        if len(seen) > 1:
+            (x0, y0), (x1, y1) = list(seen.items())[-2:]
+            secant = (math.log(y1) - math.log(y0)) / (math.log(x1) - math.log(x0))
+            slope = secant if secant * slope > 0 else slope
+        # A little below the target: a first guess just above it would be of no use.
+        value = rounded(value * ((1.0 - _CLOSE / 2.0) * epsilon / seen[value]) ** (1.0 / slope))
+    within = {value: cost for value, cost in seen.items() if cost <= epsilon}
+    return max(within, key=within.__getitem__) if within else (low if rises else high)
 
 
-def _pld_accountant(grid: float) -> Callable[[], dp_accounting.PrivacyAccountant]:
-    return lambda: PLDAccountant(value_discretization_interval=grid)
+def _renyi_solution(
+    event: Callable[[float], dp_accounting.DpEvent],
+    epsilon: float,
+    delta: float,
+    limits: tuple[float, float],
+    rises: bool,
+) -> tuple[float, float]:
+    """Where Rényi's ε meets the target, or the limit closest to that, and d log ε / d log value there."""
+
+    def cost(value: float) -> float:
+        return epsilon_of(event(value), delta, "rdp")
+
+    low, high = limits
+    if (cost(low) > epsilon) == rises:
+        value = low
+    elif (cost(high) > epsilon) != rises:
+        value = high
+    else:
+        exponent = calibration.calibrate_dp_mechanism(
+            RdpAccountant,
+            lambda x: event(10.0**x),
+            epsilon,
+            delta,
+            calibration.ExplicitBracketInterval(math.log10(low), math.log10(high)),
+            tol=1e-4,
+        )
+        value = 10.0**exponent
+    aside = min(1.1 * value, high) if value < high else value / 1.1
+    slope = (math.log(cost(aside)) - math.log(cost(value))) / (math.log(aside) - math.log(value))
+    if not math.isfinite(slope) or (slope > 0) != rises:
+        slope = 1.0 if rises else -1.0
+    return value, slope
 
 
 def _round_up(value: float) -> float:
