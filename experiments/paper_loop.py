@@ -28,7 +28,7 @@ from dp_sinkhorn.generators import Generator, GeneratorSpec, build_generator
 from dp_sinkhorn.images import LabelledImages, from_pixels
 from dp_sinkhorn.mechanisms import Barrier, OsEntropy
 from dp_sinkhorn.records import PrivateRecords, load_source
-from dp_sinkhorn.settings import default_delta, parse_settings, plan
+from dp_sinkhorn.settings import complete, default_delta, parse_settings, plan
 from dp_sinkhorn.training import Trainer
 
 RECORDS = 10_000
@@ -57,7 +57,7 @@ def draw(generator: Generator, classes: tuple[str, ...]) -> LabelledImages:
 
 def run(name: str, device: torch.device, data: LabelledImages, test: LabelledImages) -> list[dict[str, Any]]:
     """Train once, scoring at the milestones."""
-    settings = parse_settings(*RUNS[name])
+    settings = complete(parse_settings(*RUNS[name]), len(data), data.shape)
     revision = commit()
     if settings.epsilon is not None:
         settings = settings.model_copy(update={"noise_multiplier": plan(settings, len(data)).noise_multiplier})

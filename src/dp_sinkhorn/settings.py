@@ -1,8 +1,8 @@
-"""Validated settings of a run, and the presets.
+"""Validated settings of a run, the presets, and the automatic plan.
 
 Every setting is public: none may be chosen by looking at the private records. A setting can be given on the
-command line as `--set name=value`. docs/paper-map.md traces the values of the `paper-*` presets to the
-sentences that state them.
+command line as `--set name=value`; what is left out, `complete` fills in from public numbers alone. docs/paper-map.md
+traces the values of the `paper-*` presets to the sentences that state them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,34 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dp_sinkhorn.accounting import Accountant, compose, epsilon_of, solve_noise, solve_steps
 from dp_sinkhorn.errors import UserError
-from dp_sinkhorn.mechanisms import Mechanism, NonPrivateMechanism, mechanism_class
+from dp_sinkhorn.images import ImageShape
+from dp_sinkhorn.mechanisms import Mechanism, NonPrivateMechanism, PerRecordMechanism, mechanism_class
 
 DEFAULT_EPSILON = 10.0
-DEFAULT_STEPS = 10_000
+
+
+Scale = Literal["small", "large"]
+
+_PAPER_MECHANISMS: dict[str, Any] = {
+    "batch_size": 10.0,
+    "clip": 0.3,
+    "steps": 10_000,
+    "debias": 0.4,
+    "temperature": 30.0,
+    "latent": 4,
+    "class_embedding": 10,
+    "width": 16,
+    "averaging": 0.999,
+    "beta2": 0.999,
+}
 
 
 class Settings(BaseModel):
-    """Everything that decides a run besides the records.
-
-    The defaults were chosen for mechanism `row` at a sound ε = 10, on scikit-learn's digits and on MNIST, both public:
-    few rows, since their noise grows with √n, a large λ, a small generator, and the average of its weights.
-    """
+    """Everything that decides a run besides the records. None is for `complete` to fill."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    mechanism: str = Field("row", description="which mechanism sanitises the gradient")
+    mechanism: str = Field("per_record", description="which mechanism sanitises the gradient")
     epsilon: float | None = Field(None, gt=0, description="target epsilon: the most that training may spend")
     delta: float | None = Field(None, gt=0, lt=1, description="delta; by default a power of ten below 1/records")
     accountant: Accountant = Field("pld", description="pld (tighter) or rdp")
@@ -46,28 +58,36 @@ class Settings(BaseModel):
         ge=2,
         description="the number of records to state and to sample by, where the true one must not be published",
     )
-    batch_size: float = Field(
-        10.0, gt=0, description="expected Poisson batch; the sampling rate is batch_size / records"
+    batch_size: float | None = Field(
+        None, gt=0, description="expected Poisson batch; the sampling rate is batch_size / records"
     )
-    clip: float = Field(0.3, ge=1e-9, le=1e9, description="clipping norm Delta")
+    clip: float | None = Field(None, ge=1e-9, le=1e9, description="clipping norm: Delta, or C of per_record")
 
-    rows: int | None = Field(
-        None, ge=1, description="n, generated images compared with records; the batch size if left out"
-    )
-    debias: float = Field(0.4, ge=0, le=1, description="p, the debiasing fraction")
+    rows: int | None = Field(None, ge=1, description="n, generated images compared with records in a step")
+    own_samples: int | None = Field(None, ge=1, description="m', images the generator is compared with itself by")
+    debias: float | None = Field(None, ge=0, le=1, description="p, the debiasing fraction; r of per_record")
+    debias_end: float | None = Field(None, ge=0, le=1, description="r at the end of training")
     l1_weight: float = Field(0.0, ge=0, le=1e6, description="m, weight of the L1 term of the cost")
     l2_weight: float = Field(1.0, ge=0, le=1e6, description="weight of the squared L2 term of the cost")
     class_scale: float = Field(
         15.0, ge=0, le=1e4, description="alpha_c, scale of the one-hot class embedding in the cost"
     )
-    temperature: float = Field(30.0, ge=1e-6, le=1e9, description="lambda, strength of the entropic regularisation")
+    temperature: float | None = Field(
+        None, ge=1e-6, le=1e9, description="lambda, strength of the entropic regularisation"
+    )
+    temperature_end: float | None = Field(
+        None, ge=1e-6, le=1e9, description="lambda of per_record at the end of training"
+    )
     exponent: float = Field(1.0, ge=0.5, le=4, description="p of the epsilon-scaling descent: lambda = blur^p")
     scaling: float = Field(0.5, ge=0.01, le=0.99, description="ratio of successive blurs in the descent")
+    histogram_share: float = Field(0.01, ge=1e-4, le=0.5, description="share of a release that counts the classes")
+    probe_share: float = Field(0.2, ge=0, lt=1, description="share of a release that trains the probe; 0: no probe")
+    guidance: float = Field(0.5, ge=0, le=100, description="gamma, how strongly the probe guides the generator")
 
     generator: str = Field("dcgan", description="generator architecture")
-    latent: int = Field(4, ge=1, le=4096, description="latent dimension")
-    class_embedding: int = Field(10, ge=1, le=4096, description="dimension of the generator's class embedding")
-    width: int = Field(16, ge=1, le=4096, description="channels of the generator's last hidden layer")
+    latent: int | None = Field(None, ge=1, le=4096, description="latent dimension")
+    class_embedding: int | None = Field(None, ge=1, le=4096, description="dimension of the generator's class embedding")
+    width: int | None = Field(None, ge=1, le=4096, description="channels of the generator's last hidden layer")
 
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of the generator's passes in training; auto: bfloat16 where the hardware has it"
@@ -77,10 +97,10 @@ class Settings(BaseModel):
     learning_rate: float = Field(1e-3, gt=0, description="learning rate")
     learning_rate_end: float = Field(0.1, ge=0, le=1, description="the rate falls linearly to this fraction of itself")
     beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first decay; the momentum of SGD")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second decay")
+    beta2: float | None = Field(None, ge=0, lt=1, description="Adam's second decay")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
-    averaging: float = Field(
-        0.999, ge=0, lt=1, description="decay of the weights' running average that is released; 0: off"
+    averaging: float | None = Field(
+        None, ge=0, lt=1, description="decay of the weights' running average that is released; 0: off"
     )
 
     seed: int = Field(0, ge=0, lt=2**63, description="seed of public randomness: initial weights, latents, labels")
@@ -97,19 +117,25 @@ class Settings(BaseModel):
 
     @property
     def n(self) -> int:
-        """Generated images that are compared with records in a step: n = qM in Algorithm 1."""
-        return self.rows if self.rows is not None else max(1, round(self.batch_size))
+        """Generated images that are compared with records in a step: n = qM in Algorithm 1, unless `rows` says."""
+        return self.rows if self.rows is not None else max(1, round(self.given("batch_size")))
+
+    def given(self, name: str) -> Any:
+        """A setting that `complete` has filled in."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"setting {name} is not filled in yet; call complete() first")
+        return value
 
     def make_mechanism(self, records: int) -> Mechanism:
         """The mechanism these settings describe over `records` records; σ is 1 where it is yet to be solved."""
-        if self.batch_size > records:
+        batch_size = self.given("batch_size")
+        if batch_size > records:
             raise UserError(
-                f"batch_size {self.batch_size:g} is larger than the number of records, {records}; "
+                f"batch_size {batch_size:g} is larger than the number of records, {records}; "
                 "lower it with --set batch_size=..."
             )
-        return mechanism_class(self.mechanism).from_settings(
-            self, self.batch_size / records, self.noise_multiplier or 1.0
-        )
+        return mechanism_class(self.mechanism).from_settings(self, batch_size / records, self.noise_multiplier or 1.0)
 
     def is_private(self) -> bool:
         """Whether the run has a guarantee at all."""
@@ -139,13 +165,15 @@ class Plan(BaseModel):
 
 
 def plan(settings: Settings, records: int) -> Plan:
-    """Complete the settings for a number of records.
+    """Say what a run over a number of records costs.
 
-    Two of ε, σ and T decide the third; what is missing beyond that is filled with ε = 10 and T = 10,000.
+    Two of ε, σ and T decide the third; what is missing beyond that is ε = 10 and the T of `complete`.
     With all three given, the cost is computed and must not pass ε.
     """
     if records < 2:
         raise UserError(f"at least two records are needed, got {records}")
+    steps_given = settings.steps
+    settings = complete(settings, records)
     delta = settings.delta if settings.delta is not None else default_delta(records)
     mechanism = settings.make_mechanism(records)
     if isinstance(mechanism, NonPrivateMechanism):
@@ -155,12 +183,13 @@ def plan(settings: Settings, records: int) -> Plan:
             f"delta={delta:g} is not below 1/records = {1 / records:.3g}, so it would allow publishing a whole "
             f"record; use at most {default_delta(records):g}"
         )
-    epsilon, noise, steps = settings.epsilon, settings.noise_multiplier, settings.steps
+    epsilon, noise, steps = settings.epsilon, settings.noise_multiplier, steps_given
     if epsilon is None and (noise is None or steps is None):
         epsilon = DEFAULT_EPSILON
     if noise is None:
         assert epsilon is not None
-        steps = steps if steps is not None else DEFAULT_STEPS
+        steps = settings.given("steps")
+        assert steps is not None
         noise = solve_noise(mechanism, steps, epsilon, delta, settings.accountant)
     elif steps is None:
         assert epsilon is not None
@@ -186,12 +215,55 @@ def plan(settings: Settings, records: int) -> Plan:
         delta=delta,
         noise_multiplier=noise,
         steps=steps,
-        batch_size=settings.batch_size,
+        batch_size=settings.given("batch_size"),
         sampling_rate=mechanism.sampling_rate,
         accountant=settings.accountant,
         event_noise_multiplier=mechanism.noise_scale / mechanism.sensitivity,
         as_published_epsilon=_as_published(mechanism, steps, delta),
     )
+
+
+def complete(
+    settings: Settings, records: int, image_shape: ImageShape = (1, 28, 28), scale: Scale = "small"
+) -> Settings:
+    """Fill in what is left out, from public numbers alone: number and shape of the records, ε, scale of the machine.
+
+    For the mechanisms of the paper these are fixed numbers, chosen for `row` at a sound ε = 10 on scikit-learn's digits
+    and on MNIST: few rows, since their noise grows with √n, a large λ, a small generator, and the average of its
+    weights. For per-record transport they are the automatic plan (docs/research-log.md).
+    """
+    per_record = issubclass(mechanism_class(settings.mechanism), PerRecordMechanism)
+    filled = _automatic(settings, records, math.prod(image_shape), scale) if per_record else _PAPER_MECHANISMS
+    return settings.model_copy(
+        update={name: value for name, value in filled.items() if getattr(settings, name) is None}
+    )
+
+
+def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -> dict[str, Any]:
+    """The automatic plan of per-record transport."""
+    epsilon = settings.epsilon if settings.epsilon is not None else DEFAULT_EPSILON
+    noisy = min(1.0, max(0.0, (1.0 - math.log10(epsilon)) / 1.7))  # 0 at ε = 10, 1 at ε = 0.2
+    start, end = (40.0 + 60.0 * noisy) / 784 * dimension, (20.0 + 30.0 * noisy) / 784 * dimension
+    return {
+        "batch_size": max(1.0, min(records / 2, max(0.1 * records, 1000.0))),
+        "clip": 1.0,
+        "steps": 1500,
+        "rows": 200 if scale == "small" else 1000,
+        "debias": 0.5 - 0.2 * noisy,
+        "debias_end": 0.9 - 0.3 * noisy,
+        "temperature": start,
+        "temperature_end": end,
+        "latent": 12,
+        "class_embedding": 4,
+        "width": 16 if scale == "small" else 64,
+        "averaging": 0.99,
+        "beta2": 0.99,
+    }
+
+
+def suited_scale(device_type: str) -> Scale:
+    """How large a generator and how many atoms a machine should be given: `large` on a GPU."""
+    return "large" if device_type == "cuda" else "small"
 
 
 def default_delta(records: int) -> float:
@@ -226,8 +298,8 @@ def _plan_without_privacy(settings: Settings, mechanism: Mechanism, records: int
         target_epsilon=None,
         delta=delta,
         noise_multiplier=0.0,
-        steps=settings.steps if settings.steps is not None else DEFAULT_STEPS,
-        batch_size=settings.batch_size,
+        steps=settings.given("steps"),
+        batch_size=settings.given("batch_size"),
         sampling_rate=mechanism.sampling_rate,
         accountant=settings.accountant,
         event_noise_multiplier=None,
@@ -267,7 +339,8 @@ _PAPER_NONPRIVATE: dict[str, Any] = {
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"mechanism": "row", "steps": 10_000, "temperature": 10, "width": 8},
+    "digits": {"width": 8},
+    "digits-row": {"mechanism": "row", "temperature": 10, "width": 8},
     "paper-mnist": {
         **_PAPER, "l1_weight": 1, "learning_rate": 1e-4, "noise_multiplier": 1.5, "steps": 160_000,
     },

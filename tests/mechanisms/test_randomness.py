@@ -138,7 +138,7 @@ def test_coins_and_noise_come_from_the_operating_system_alone(monkeypatch) -> No
 
 
 def test_releases_lie_on_a_grid_that_the_answer_does_not_decide() -> None:
-    """A sum near zero keeps every bit of the answer, unless the grid is public (docs/privacy.md, section 5)."""
+    """A sum near zero keeps every bit of the answer, unless the grid is public (docs/privacy.md, section 6)."""
     scale, answer = 1.7, torch.full((200_000,), math.pi * 1000, dtype=torch.float64)
     noise = -answer + torch.linspace(-1e-9, 1e-9, len(answer), dtype=torch.float64)
     sums = round_to_public_grid(answer + noise, scale)

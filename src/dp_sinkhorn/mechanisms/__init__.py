@@ -8,6 +8,7 @@ from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.mechanisms.barrier import Barrier
 from dp_sinkhorn.mechanisms.base import GeneratedBatch, ImageGradient, Mechanism, ParameterGradient, SanitisedGradient
 from dp_sinkhorn.mechanisms.clipping import clip_rows, clip_whole
+from dp_sinkhorn.mechanisms.per_record import PerRecordMechanism
 from dp_sinkhorn.mechanisms.randomness import OsEntropy, Randomness, SeededForDebugging
 from dp_sinkhorn.mechanisms.sinkhorn import (
     BatchMechanism,
@@ -34,7 +35,7 @@ def mechanism_class(name: str) -> type[Mechanism]:
     return _REGISTRY[name]
 
 
-for _mechanism in (RowMechanism, BatchMechanism, ParameterMechanism, NonPrivateMechanism):
+for _mechanism in (PerRecordMechanism, RowMechanism, BatchMechanism, ParameterMechanism, NonPrivateMechanism):
     register_mechanism(_mechanism)
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "OsEntropy",
     "ParameterGradient",
     "ParameterMechanism",
+    "PerRecordMechanism",
     "Randomness",
     "RowMechanism",
     "SanitisedGradient",

@@ -19,9 +19,11 @@ import dp_accounting
 import torch
 from torch import Tensor
 
+from dp_sinkhorn.images import ImageShape
 from dp_sinkhorn.records.private import PrivateRecords, RecordBatch
 
 if TYPE_CHECKING:
+    from dp_sinkhorn.features import OrientedEnergy
     from dp_sinkhorn.mechanisms.randomness import Randomness
     from dp_sinkhorn.settings import Settings
 
@@ -34,11 +36,19 @@ class GeneratedBatch:
         pixels: (N, d) pixels in [-1, 1], attached to the generator's autograd graph.
         labels: (N,) class indices.
         parameters: the generator's parameters.
+        own_pixels: (N', d) further images, of the labels that the mechanism asked for; without a graph.
+        own_labels: (N',) their labels.
+        progress: the part of the training that is done, in [0, 1).
+        companion: what the mechanism has learnt beside the generator from its earlier releases.
     """
 
     pixels: Tensor
     labels: Tensor
     parameters: Sequence[torch.nn.Parameter] = ()
+    own_pixels: Tensor | None = None
+    own_labels: Tensor | None = None
+    progress: float = 0.0
+    companion: torch.nn.Module | None = None
 
 
 class SanitisedGradient(Protocol):
@@ -100,6 +110,22 @@ class Mechanism(ABC):
     def batch_size(self) -> int:
         """How many images the generator makes for one release."""
 
+    def features(self, image_shape: ImageShape) -> OrientedEnergy | None:
+        """Which features of the records the query looks at, beside their pixels; none by default."""
+        return None
+
+    def draw_labels(self, classes: int, public: torch.Generator) -> Tensor:
+        """Labels of the images that the generator makes for one release: Unif{0, …, L-1}, as in Algorithm 1."""
+        return torch.randint(classes, (self.batch_size,), generator=public)
+
+    def draw_own_labels(self, classes: int) -> Tensor:
+        """Labels of the generator's further images (`GeneratedBatch.own_pixels`); none by default."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def make_companion(self, image_shape: ImageShape, classes: int) -> torch.nn.Module | None:
+        """What this mechanism learns beside the generator, from its own releases alone; the trainer keeps it."""
+        return None
+
     @property
     @abstractmethod
     def sensitivity(self) -> float:
@@ -132,7 +158,8 @@ class Mechanism(ABC):
     def release(self, batch: GeneratedBatch, records: PrivateRecords, randomness: Randomness) -> SanitisedGradient:
         """Draw a Poisson batch, ask the query, add noise; what returns is the only thing that leaves."""
         self_term = self.self_term(batch)
-        answer = self.query(batch, self_term, records.poisson_sample(self.sampling_rate, randomness))
+        drawn = records.poisson_sample(self.sampling_rate, randomness, self.features(records.shape))
+        answer = self.query(batch, self_term, drawn)
         if not self.noise_scale >= 0.0:
             raise ValueError(f"the noise scale of '{self.name}' is {self.noise_scale}")
         if self.noise_scale > 0.0:
@@ -146,7 +173,7 @@ def round_to_public_grid(values: Tensor, noise_scale: float) -> Tensor:
 
     The spacing of floating-point numbers depends on their size, so which sums can occur tells of the answer's last
     bits. A grid that only public numbers decide drops those bits of every sum, also of one that is near zero by
-    cancellation (docs/privacy.md, section 5). What a format rounds off after that is post-processing.
+    cancellation (docs/privacy.md, section 6). What a format rounds off after that is post-processing.
     """
     spacing = 2.0 ** (math.floor(math.log2(noise_scale)) - 24)
     return torch.round(values / spacing) * spacing

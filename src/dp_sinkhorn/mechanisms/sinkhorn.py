@@ -65,10 +65,10 @@ class SinkhornMechanism(Mechanism):
             sampling_rate=sampling_rate,
             noise_multiplier=noise_multiplier,
             rows=settings.n,
-            debias=settings.debias,
-            clip=settings.clip,
+            debias=settings.given("debias"),
+            clip=settings.given("clip"),
             cost=ElementwiseCost(settings.l1_weight, settings.l2_weight, settings.class_scale),
-            solver=SinkhornSolver(settings.temperature, exponent=settings.exponent, scaling=settings.scaling),
+            solver=SinkhornSolver(settings.given("temperature"), exponent=settings.exponent, scaling=settings.scaling),
         )
 
     @property

@@ -12,6 +12,7 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,15 +20,23 @@ from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.images import ImageShape, LabelledImages, check_shape, to_pixels
 
 if TYPE_CHECKING:
+    from dp_sinkhorn.features import OrientedEnergy
     from dp_sinkhorn.mechanisms.randomness import Randomness
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordBatch:
-    """The records of one Poisson sample: pixels in [-1, 1] of shape (m, d), m >= 0, and labels (m,)."""
+    """The records of one Poisson sample.
+
+    Attributes:
+        pixels: (m, d) in [-1, 1], m >= 0.
+        labels: (m,).
+        features: (m, k), where the mechanism asks for features of the records.
+    """
 
     pixels: Tensor
     labels: Tensor
+    features: Tensor | None = None
 
 
 class PrivateRecords:
@@ -44,6 +53,7 @@ class PrivateRecords:
         self.device = torch.device(device)
         self.__images = data.images.to(self.device)
         self.__labels = data.labels.to(self.device)
+        self.__features: dict[OrientedEnergy, Tensor] = {}
 
     def __repr__(self) -> str:
         return f"PrivateRecords(count={self.count}, shape={self.shape}, classes={len(self.classes)})"
@@ -58,10 +68,24 @@ class PrivateRecords:
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def poisson_sample(self, rate: float, randomness: Randomness) -> RecordBatch:
+    def poisson_sample(
+        self, rate: float, randomness: Randomness, features: OrientedEnergy | None = None
+    ) -> RecordBatch:
         """Algorithm 1 of the appendix: take each record independently with probability `rate`.
 
-        The batch may have any size from 0 to M; it is private, and so is its size.
+        The batch may have any size from 0 to M; it is private, and so is its size. Features of the records, if asked
+        for, are computed once, each from its own record alone, and kept behind the barrier like the images.
         """
-        chosen = torch.from_numpy(randomness.bernoulli(self.count, rate)).to(self.device)
-        return RecordBatch(to_pixels(self.__images[chosen]).flatten(1), self.__labels[chosen])
+        chosen = torch.from_numpy(np.flatnonzero(randomness.bernoulli(self.count, rate))).to(self.device)
+        return RecordBatch(
+            to_pixels(self.__images[chosen]).flatten(1),
+            self.__labels[chosen],
+            self._all_features(features)[chosen] if features is not None else None,
+        )
+
+    def _all_features(self, features: OrientedEnergy) -> Tensor:
+        if features not in self.__features:
+            self.__features[features] = torch.cat(
+                [features(to_pixels(images)) for images in torch.split(self.__images, 2_000)]
+            )
+        return self.__features[features]

@@ -8,22 +8,29 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.generators import Generator
 
-_GENERATOR, _AVERAGED, _OPTIMIZER = "generator.", "averaged.", "optimizer."
+_GENERATOR, _AVERAGED, _OPTIMIZER, _COMPANION = "generator.", "averaged.", "optimizer.", "companion."
 _LEDGER_HEAD = "ledger_head"
 
 
 def save_checkpoint(
-    path: Path, generator: Generator, averaged: Generator, optimizer: torch.optim.Optimizer, ledger_head: str
+    path: Path,
+    generator: Generator,
+    averaged: Generator,
+    optimizer: torch.optim.Optimizer,
+    companion: nn.Module | None,
+    ledger_head: str,
 ) -> None:
     """Write to a file beside it, flush, and move it into place: the old checkpoint stays until the new is whole."""
     tensors = {_GENERATOR + name: tensor for name, tensor in generator.state_dict().items()}
     if averaged is not generator:
         tensors |= {_AVERAGED + name: tensor for name, tensor in averaged.state_dict().items()}
+    if companion is not None:
+        tensors |= {_COMPANION + name: tensor for name, tensor in companion.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
             if isinstance(value, Tensor):
@@ -36,8 +43,14 @@ def save_checkpoint(
     draft.replace(path)
 
 
-def load_checkpoint(path: Path, generator: Generator, averaged: Generator, optimizer: torch.optim.Optimizer) -> str:
-    """Put a checkpoint's state into generators and an optimiser built from the same settings.
+def load_checkpoint(
+    path: Path,
+    generator: Generator,
+    averaged: Generator,
+    optimizer: torch.optim.Optimizer,
+    companion: nn.Module | None,
+) -> str:
+    """Put a checkpoint's state into generators, an optimiser and a companion built from the same settings.
 
     Returns:
         The head of the ledger when the checkpoint was written: what it learnt is paid for in a ledger that knows it.
@@ -49,6 +62,8 @@ def load_checkpoint(path: Path, generator: Generator, averaged: Generator, optim
         generator.load_state_dict(_part(tensors, _GENERATOR))
         if averaged is not generator:
             averaged.load_state_dict(_part(tensors, _AVERAGED))
+        if companion is not None:
+            companion.load_state_dict(_part(tensors, _COMPANION))
         states: dict[int, dict[str, Tensor]] = {}
         for name, value in _part(tensors, _OPTIMIZER).items():
             index, field = name.split(".", 1)

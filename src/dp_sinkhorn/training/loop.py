@@ -45,8 +45,11 @@ class Trainer:
         self.settings = settings
         self.steps = steps
         self.optimizer = make_optimizer(generator, settings)
-        self.averaged = AveragedGenerator(generator, settings.averaging)
+        self.averaged = AveragedGenerator(generator, settings.given("averaging"))
         self._device = next(generator.parameters()).device
+        companion = barrier.mechanism.make_companion(generator.image_shape, generator.classes)
+        self.companion = companion.to(self._device) if companion is not None else None
+        self._own_labels = barrier.mechanism.draw_own_labels(generator.classes).to(self._device)
         self._values = barrier.mechanism.batch_size * math.prod(generator.image_shape)
         precision = suited_precision(self._device, self._values) if settings.precision == "auto" else settings.precision
         self._low_precision = precision == "bfloat16"
@@ -113,14 +116,25 @@ class Trainer:
         return self.settings.learning_rate * (1.0 - fall)
 
     def _generate(self, step: int) -> GeneratedBatch:
-        """Z ~ Unif(0, 1) and labels ~ Unif{0, …, L-1}, fixed by the public seed and the step."""
+        """Z ~ Unif(0, 1) and the mechanism's labels, fixed by the public seed and the step."""
         public = public_generator(self.settings.seed, step)
-        labels = torch.randint(self.generator.classes, (self.barrier.mechanism.batch_size,), generator=public)
-        labels = labels.to(self._device)
+        labels = self.barrier.mechanism.draw_labels(self.generator.classes, public).to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._low_precision):
             images: Tensor = self.generator.draw(labels, public)
-        # From here on float32: costs, clipping and noise never see a shorter format.
-        return GeneratedBatch(images.float().flatten(1), labels, tuple(self.generator.parameters()))
+            own = None
+            if len(self._own_labels):
+                with torch.no_grad():
+                    own = self.generator.draw(self._own_labels, public)
+        return GeneratedBatch(
+            # From here on float32: costs, clipping and noise never see a shorter format.
+            images.float().flatten(1),
+            labels,
+            tuple(self.generator.parameters()),
+            own_pixels=own.float().flatten(1) if own is not None else None,
+            own_labels=self._own_labels,
+            progress=step / self.steps,
+            companion=self.companion,
+        )
 
 
 class AveragedGenerator:
@@ -177,4 +191,4 @@ def make_optimizer(generator: Generator, settings: Settings) -> torch.optim.Opti
     parameters, rate, decay = generator.parameters(), settings.learning_rate, settings.weight_decay
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=rate, momentum=settings.beta1, weight_decay=decay)
-    return torch.optim.Adam(parameters, lr=rate, betas=(settings.beta1, settings.beta2), weight_decay=decay)
+    return torch.optim.Adam(parameters, lr=rate, betas=(settings.beta1, settings.given("beta2")), weight_decay=decay)

@@ -27,7 +27,7 @@ from dp_sinkhorn.records import PrivateRecords
 from dp_sinkhorn.release import PrivacyStatement, Release, ReleasedEvent, ReleaseInfo, write_release
 from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, up
 from dp_sinkhorn.release.load import read_info
-from dp_sinkhorn.settings import Plan, Settings, plan
+from dp_sinkhorn.settings import Plan, Settings, complete, plan, suited_scale
 from dp_sinkhorn.training.checkpoint import load_checkpoint, save_checkpoint
 from dp_sinkhorn.training.loop import Progress, Trainer
 
@@ -51,6 +51,7 @@ class RunConfiguration(BaseModel):
     notice: str = _NOTICE
     package_version: str = __version__
     settings: Settings
+    completed: Settings
     plan: Plan
     image_shape: tuple[int, int, int]
     classes: list[str]
@@ -169,11 +170,13 @@ def train(
         if folder is not None:
             _refuse_an_older_ledger(ledger, folder)
         mechanism = _planned_mechanism(configuration)
-        generator = build_generator(_spec(configuration), configuration.settings.seed).to(records.device)
-        barrier = Barrier(mechanism, records, _randomness(configuration.settings, ledger), ledger)
-        trainer = Trainer(generator, barrier, configuration.settings, run_plan.steps)
+        generator = build_generator(_spec(configuration), configuration.completed.seed).to(records.device)
+        barrier = Barrier(mechanism, records, _randomness(configuration.completed, ledger), ledger)
+        trainer = Trainer(generator, barrier, configuration.completed, run_plan.steps)
         if folder is not None and folder.checkpoint.exists():
-            head = load_checkpoint(folder.checkpoint, generator, trainer.averaged.generator, trainer.optimizer)
+            head = load_checkpoint(
+                folder.checkpoint, generator, trainer.averaged.generator, trainer.optimizer, trainer.companion
+            )
             if not ledger.knows(head):
                 raise _older_ledger(folder, folder.checkpoint)
         on_plan(run_plan, ledger.releases)
@@ -181,7 +184,12 @@ def train(
         def end_of_block(progress: Progress) -> None:
             if folder is not None:
                 save_checkpoint(
-                    folder.checkpoint, generator, trainer.averaged.generator, trainer.optimizer, ledger.head
+                    folder.checkpoint,
+                    generator,
+                    trainer.averaged.generator,
+                    trainer.optimizer,
+                    trainer.companion,
+                    ledger.head,
                 )
                 folder.note(step=progress.step, steps=progress.steps, epsilon=progress.epsilon)
             on_block(progress)
@@ -215,11 +223,11 @@ def finish(generator: Generator, configuration: RunConfiguration, mechanism: Mec
     info = ReleaseInfo(
         format_version=FORMAT_VERSION,
         package_version=__version__,
-        architecture=configuration.settings.generator,
+        architecture=configuration.completed.generator,
         arguments=_spec(configuration).sizes,
         image_shape=configuration.image_shape,  # type: ignore[arg-type]  # checked by pydantic
         classes=configuration.classes,
-        latent=configuration.settings.latent,
+        latent=configuration.completed.given("latent"),
         privacy=_statement(configuration, mechanism, ledger),
     )
     return Release(info, generator)
@@ -230,9 +238,11 @@ def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunF
     if resumed is None:
         assert settings is not None, "a new run needs settings"
         key = secrets.token_bytes(32)
+        stated = settings.nominal_records if settings.nominal_records is not None else records.count
         return RunConfiguration(
             settings=settings,
-            plan=plan(settings, _stated_count(records, settings)),
+            completed=complete(settings, stated, records.shape, suited_scale(records.device.type)),
+            plan=plan(settings, stated),
             image_shape=records.shape,
             classes=list(records.classes),
             classes_declared=records.classes_declared,
@@ -258,15 +268,10 @@ def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunF
     return stored
 
 
-def _stated_count(records: PrivateRecords, settings: Settings) -> int:
-    """The number of records that is published and that q is a fraction of."""
-    return settings.nominal_records if settings.nominal_records is not None else records.count
-
-
 def _planned_mechanism(configuration: RunConfiguration) -> Mechanism:
     """The mechanism with the noise that the plan solved for."""
     run_plan = configuration.plan
-    settings = configuration.settings
+    settings = configuration.completed
     if run_plan.noise_multiplier > 0:
         settings = settings.model_copy(update={"noise_multiplier": run_plan.noise_multiplier})
     return settings.make_mechanism(run_plan.records)
@@ -279,12 +284,12 @@ def _randomness(settings: Settings, ledger: Ledger) -> Randomness:
 
 
 def _spec(configuration: RunConfiguration) -> GeneratorSpec:
-    settings = configuration.settings
+    settings = configuration.completed
     return GeneratorSpec(
         architecture=settings.generator,
         image_shape=configuration.image_shape,
         classes=len(configuration.classes),
-        latent=settings.latent,
+        latent=settings.given("latent"),
         sizes={
             name: getattr(settings, name, default)
             for name, default in generator_class(settings.generator).sizes.items()

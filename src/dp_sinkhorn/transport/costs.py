@@ -91,10 +91,10 @@ class ElementwiseCost:
             moved = plan.sum(-1, keepdim=True) * (x - centre) - plan @ (y - centre)
             gradient = gradient + 2.0 * self.l2_weight * moved
         if self.l1_weight:
-            gradient = gradient + self.l1_weight * self._l1_pull(x, y, plan)
+            gradient = gradient + self.l1_weight * self.l1_pull(x, y, plan)
         return gradient
 
-    def _l1_pull(self, x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    def l1_pull(self, x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
         """Σ_j plan_ij sign(x_i − y_j), in chunks of rows that keep within the memory budget."""
         row_bytes = max(1, y.numel() * x.element_size())
         rows = max(1, self.memory_budget // row_bytes)

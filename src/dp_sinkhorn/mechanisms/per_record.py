@@ -1,0 +1,300 @@
+"""Per-record transport: the default mechanism.
+
+The semi-dual form of the entropic transport loss is a sum over records, each of which pulls on the generated atoms of
+its own class (`transport.pull`). So a single clip per record bounds what it moves, however many atoms there are, and a
+step is a Poisson-subsampled Gaussian mechanism of the noise multiplier σ itself. docs/privacy.md, section 4, has the
+proofs.
+
+One release carries three answers about the same Poisson batch. A record's part in them is one vector,
+
+    ( √s_T · V̄(y)/C ,   √s_N · e_l ,   √s_P · ḡ(y) ),       s_T + s_N + s_P = 1,
+
+of norm at most 1: its clipped pull on the atoms, its count in the label histogram, and its clipped gradient of a
+linear probe's loss. Their shares of the squared norm decide how the noise is divided among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dp_sinkhorn.errors import UserError
+from dp_sinkhorn.features import FEATURE_GRID, OrientedEnergy
+from dp_sinkhorn.images import ImageShape
+from dp_sinkhorn.mechanisms.base import GeneratedBatch, ImageGradient, Mechanism
+from dp_sinkhorn.mechanisms.knowledge import BIAS, ClassKnowledge
+from dp_sinkhorn.records.private import RecordBatch
+from dp_sinkhorn.transport import ElementwiseCost
+from dp_sinkhorn.transport.pull import ATOM_GRID, MARGIN, MAX_RECORDS, PullSum, clipped_pull, to_levels
+
+if TYPE_CHECKING:
+    from dp_sinkhorn.settings import Settings
+
+_RESIDUAL_GRID = 2.0**18
+_PROBE_GRID = 2.0**12
+_PROBE_CHUNK = 1000
+_BLOCK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 30}
+_PADDING_DEVIATIONS = 4.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A public number that changes from `start` to `end` over the training."""
+
+    start: float
+    end: float
+
+    def linear(self, progress: float) -> float:
+        """The number after a part of the training."""
+        return self.start + (self.end - self.start) * progress
+
+    def geometric(self, progress: float) -> float:
+        """The same, linear in the logarithm."""
+        return float(self.start * (self.end / self.start) ** progress)
+
+
+@dataclass(frozen=True, eq=False)
+class PerRecordGradient:
+    """A released gradient of the images, with what the same release tells of the classes."""
+
+    image: Tensor
+    counts: Tensor
+    probe: Tensor | None
+
+    def backpropagate(self, batch: GeneratedBatch) -> None:
+        """Accumulate the generator's gradient, and let the companion learn."""
+        ImageGradient(self.image).backpropagate(batch)
+        _knowledge(batch).learn(self.counts, self.probe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecordMechanism(Mechanism):
+    """`per_record`: each record's clipped pull on the generated atoms of its class, summed and noised.
+
+    Attributes:
+        expected_batch: qM.
+        rows: n, the atoms, in equal numbers for each class; rounded up to a multiple of the number of classes.
+        own: m', the generator's own samples, likewise.
+        clip: C, for the pull.
+        cost: c_m; the class embedding is of no account, since classes do not meet.
+        temperature: λ, over the training.
+        debias: r, the weight of the pull that the generator's own samples exert, over the training.
+        histogram_share: s_N.
+        probe_share: s_P; 0 learns no probe.
+        guidance: γ, the most by which the probe moves an atom, beside the transport's at most 1 on all atoms.
+    """
+
+    name: ClassVar[str] = "per_record"
+
+    expected_batch: float
+    rows: int
+    own: int
+    clip: float
+    cost: ElementwiseCost
+    temperature: Schedule
+    debias: Schedule
+    histogram_share: float
+    probe_share: float
+    guidance: float
+
+    @classmethod
+    def from_settings(cls, settings: Settings, sampling_rate: float, noise_multiplier: float) -> Self:
+        """Make the mechanism that these settings describe."""
+        if settings.histogram_share + settings.probe_share >= 1.0:
+            raise UserError(
+                f"histogram_share {settings.histogram_share:g} and probe_share {settings.probe_share:g} leave nothing "
+                "for the transport; their sum must be below 1"
+            )
+        temperature, debias = settings.given("temperature"), settings.given("debias")
+        temperature_end, debias_end = settings.temperature_end, settings.debias_end
+        rows = settings.n
+        return cls(
+            sampling_rate=sampling_rate,
+            noise_multiplier=noise_multiplier,
+            expected_batch=settings.given("batch_size"),
+            rows=rows,
+            own=settings.own_samples if settings.own_samples is not None else 2 * rows,
+            clip=settings.given("clip"),
+            cost=ElementwiseCost(settings.l1_weight, settings.l2_weight),
+            temperature=Schedule(temperature, temperature if temperature_end is None else temperature_end),
+            debias=Schedule(debias, debias if debias_end is None else debias_end),
+            histogram_share=settings.histogram_share,
+            probe_share=settings.probe_share,
+            guidance=settings.guidance,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """The n atoms."""
+        return self.rows
+
+    @property
+    def sensitivity(self) -> float:
+        """A record's part of the answer is a vector of norm at most 1, and the answer is the sum of these parts."""
+        return 1.0
+
+    def features(self, image_shape: ImageShape) -> OrientedEnergy | None:
+        """The features that the probe looks at."""
+        return OrientedEnergy(image_shape) if self.probe_share else None
+
+    def draw_labels(self, classes: int, public: torch.Generator) -> Tensor:
+        """Equal numbers of each class, sorted: blocks of one class stand together."""
+        return _balanced(self.rows, classes)
+
+    def draw_own_labels(self, classes: int) -> Tensor:
+        """Equal numbers of each class, sorted."""
+        return _balanced(self.own, classes)
+
+    def make_companion(self, image_shape: ImageShape, classes: int) -> ClassKnowledge:
+        """Shares of the classes and the probe."""
+        noise = 0.0
+        if self.probe_share:
+            noise = self.noise_scale / math.sqrt(self.probe_share) / self.expected_batch
+        return ClassKnowledge(classes, self.features(image_shape), noise)
+
+    def self_term(self, batch: GeneratedBatch) -> Tensor:
+        """(L, n/L, d) the pull of the generator's own samples: the mean of V̄(x') in each class, times its share.
+
+        The classes are weighed by their estimated shares, as the records weigh themselves.
+        """
+        assert batch.own_pixels is not None
+        assert batch.own_labels is not None
+        knowledge = _knowledge(batch)
+        classes = len(knowledge.counted)
+        atoms = self._atoms(batch, classes)
+        pull = self._pull_of(batch, atoms, batch.own_pixels, batch.own_labels)
+        return pull * (knowledge.shares / (len(batch.own_labels) / classes)).to(pull)[:, None, None]
+
+    def query(self, batch: GeneratedBatch, self_term: Tensor, records: RecordBatch) -> Tensor:
+        """The three sums over the batch, flattened into one vector; exact, whatever the order of summation."""
+        if len(records.labels) > MAX_RECORDS:
+            raise RuntimeError(f"a batch of more than {MAX_RECORDS} records; lower the sampling rate")
+        knowledge = _knowledge(batch)
+        classes = len(knowledge.counted)
+        pull = self._pull_of(batch, self._atoms(batch, classes), records.pixels, records.labels)
+        counts = torch.bincount(records.labels, minlength=classes).to(pull)
+        parts = [math.sqrt(self._transport_share) / self.clip * pull, math.sqrt(self.histogram_share) * counts]
+        if knowledge.probe is not None:
+            assert records.features is not None
+            gradient = probe_gradient(knowledge.weight, records.features, records.labels)
+            parts.append(math.sqrt(self.probe_share) * gradient)
+        return torch.cat([part.flatten() for part in parts])
+
+    def gradient(self, batch: GeneratedBatch, self_term: Tensor, released: Tensor) -> PerRecordGradient:
+        """g_X = R/(C q M) − r · (own pull)/C + guidance, and what was released of the classes."""
+        knowledge = _knowledge(batch)
+        classes = len(knowledge.counted)
+        sizes = [self_term.numel(), classes, knowledge.weight.numel()]
+        pull, counts, probe = torch.split(released, sizes)
+        image = pull.view_as(self_term) / (math.sqrt(self._transport_share) * self.expected_batch)
+        image = image - self.debias.linear(batch.progress) / self.clip * self_term
+        image = image.flatten(0, 1).to(batch.pixels.dtype)
+        if knowledge.probe is not None and self.guidance:
+            image = image + self.guidance / len(batch.labels) * self._guide(batch, knowledge)
+        return PerRecordGradient(
+            image,
+            counts / (max(math.sqrt(self.histogram_share), 1e-12) * self.expected_batch),
+            probe.view_as(knowledge.weight) / (math.sqrt(self.probe_share) * self.expected_batch)
+            if knowledge.probe is not None
+            else None,
+        )
+
+    @property
+    def _transport_share(self) -> float:
+        return 1.0 - self.histogram_share - self.probe_share
+
+    @staticmethod
+    def _atoms(batch: GeneratedBatch, classes: int) -> Tensor:
+        """(L, n/L, d) atoms on their grid."""
+        levels = to_levels(batch.pixels.detach(), ATOM_GRID)
+        return levels.view(classes, -1, levels.shape[1])
+
+    def _pull_of(self, batch: GeneratedBatch, atoms: Tensor, pixels: Tensor, labels: Tensor) -> Tensor:
+        """Σ V̄ over points of all classes, in blocks of a fixed shape: those beyond a block go into a further one."""
+        classes, _, dimension = atoms.shape
+        total = PullSum.zero(atoms, self.cost)
+        expected = self.expected_batch / classes
+        width = math.ceil(expected + _PADDING_DEVIATIONS * math.sqrt(expected))
+        width = min(width, max(1, _BLOCK_BYTES["cpu"] // (8 * dimension)))
+        temperature = self.temperature.geometric(batch.progress)
+        group = _BLOCK_BYTES[atoms.device.type] // (8 * dimension * width)
+        for rows, index, present in class_blocks(labels, classes, width, group):
+            points, there = to_levels(pixels[index.to(pixels.device)]), present.to(atoms.device)
+            total.add(rows, clipped_pull(atoms[rows], points, there, self.cost, temperature, self.clip))
+        return total.gradient(self.cost)
+
+    @staticmethod
+    def _guide(batch: GeneratedBatch, knowledge: ClassKnowledge) -> Tensor:
+        """∇_x −log p(l | x) for each atom under the probe, no longer than 1."""
+        assert knowledge.probe is not None
+        pixels = batch.pixels.detach().float().requires_grad_()
+        with torch.enable_grad():
+            loss = F.cross_entropy(knowledge.probe(pixels), batch.labels, reduction="sum")
+            (slope,) = torch.autograd.grad(loss, pixels)
+        slope = torch.nan_to_num(slope)
+        guide: Tensor = (slope / slope.norm(dim=1, keepdim=True).clamp_min(1.0)).to(batch.pixels.dtype)
+        return guide
+
+
+def probe_gradient(weight: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    """Σ_y ḡ(y), the clipped gradients of the probe's cross-entropy, (k + 1, L) in float64.
+
+    A record's gradient is [φ(y), BIAS] ⊗ (p − e_l). It is scaled to norm 1 at most, and its residual rounded towards
+    zero to multiples of 2^-18; features are multiples of 2^-14, so the sum of the products is exact. So are the logits,
+    with weights on a grid: a record's part does not depend, not even in its last bit, on the records beside it.
+    """
+    weight = torch.nan_to_num(weight.double(), nan=0.0).mul(_PROBE_GRID).round_().div_(_PROBE_GRID)
+    weight = weight.clamp_(-_PROBE_GRID, _PROBE_GRID)
+    total = torch.zeros_like(weight)
+    for start in range(0, len(labels), _PROBE_CHUNK):
+        values = features[start : start + _PROBE_CHUNK].double() * FEATURE_GRID
+        answers = F.one_hot(labels[start : start + _PROBE_CHUNK], weight.shape[1])
+        residuals = torch.softmax(values @ weight[:-1] + BIAS * weight[-1], dim=1) - answers
+        norms = residuals.norm(dim=1, keepdim=True) * (values.square().sum(1, keepdim=True) + BIAS**2).sqrt()
+        limit = 1.0 - MARGIN
+        residuals = torch.trunc(residuals * (limit / norms.clamp_min(limit)) * _RESIDUAL_GRID) / _RESIDUAL_GRID
+        total[:-1] += values.T @ residuals
+        total[-1] += BIAS * residuals.sum(0)
+    return total
+
+
+def class_blocks(labels: Tensor, classes: int, width: int, group: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Put points into padded blocks by class; every point is in exactly one block.
+
+    Args:
+        labels: (m,) classes of the points.
+        classes: L.
+        width: points of one class in a block; a class with more fills several.
+        group: most classes in a block.
+
+    Yields:
+        (g,) the block's classes, (g, width) indices of its points, and (g, width) whether there is one; index 0
+        stands for padding.
+    """
+    host = labels.cpu()
+    order = torch.argsort(host, stable=True)
+    counts = torch.bincount(host, minlength=classes)
+    starts = counts.cumsum(0) - counts
+    place = torch.arange(width)
+    offset = 0
+    while (remaining := torch.nonzero(counts > offset).flatten()).numel():
+        for rows in torch.split(remaining, max(1, group)):
+            present = offset + place < counts[rows].unsqueeze(1)
+            at = (starts[rows].unsqueeze(1) + offset + place).clamp_max(len(order) - 1)
+            yield rows, torch.where(present, order[at], 0), present
+        offset += width
+
+
+def _balanced(count: int, classes: int) -> Tensor:
+    return torch.arange(classes).repeat_interleave(math.ceil(count / classes))
+
+
+def _knowledge(batch: GeneratedBatch) -> ClassKnowledge:
+    assert isinstance(batch.companion, ClassKnowledge), "the trainer keeps what make_companion made"
+    return batch.companion

@@ -1,0 +1,310 @@
+"""Per-record transport: the bound on a record's part of the answer, the exactness of the sum, and the fixed point."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from dp_sinkhorn.errors import UserError
+from dp_sinkhorn.features import FEATURE_GRID, OrientedEnergy
+from dp_sinkhorn.images import LabelledImages
+from dp_sinkhorn.mechanisms import GeneratedBatch, OsEntropy, PerRecordMechanism, mechanism_class
+from dp_sinkhorn.mechanisms.knowledge import BIAS
+from dp_sinkhorn.mechanisms.per_record import Schedule, class_blocks, probe_gradient
+from dp_sinkhorn.records import PrivateRecords, RecordBatch
+from dp_sinkhorn.settings import complete, parse_settings
+from dp_sinkhorn.transport import ElementwiseCost
+from dp_sinkhorn.transport.pull import ATOM_GRID, LEVELS, clipped_pull, to_levels
+from tests.mechanisms.worlds import CLASSES, DIMENSION, SHAPE, neighbours
+
+KINDS = ["random", "outlier", "duplicate", "crowd", "flip"]
+FALSE_ALARM = 1e-6
+
+
+def make(**changes) -> PerRecordMechanism:
+    values = {
+        "sampling_rate": 0.5, "noise_multiplier": 1.3, "expected_batch": 30.0, "rows": 12, "own": 24, "clip": 1.0,
+        "cost": ElementwiseCost(), "temperature": Schedule(4.0, 1.0), "debias": Schedule(0.5, 1.0),
+        "histogram_share": 0.05, "probe_share": 0.2, "guidance": 0.5,
+    }  # fmt: skip
+    return PerRecordMechanism(**{**values, **changes})
+
+
+def world(mechanism: PerRecordMechanism, seed: int, progress: float = 0.0) -> GeneratedBatch:
+    """A generated batch with a companion that has learnt something, as in the middle of a run."""
+    stream = torch.Generator().manual_seed(seed)
+    labels = mechanism.draw_labels(CLASSES, stream)
+    own_labels = mechanism.draw_own_labels(CLASSES)
+    companion = mechanism.make_companion(SHAPE, CLASSES)
+    companion.weight += 30 * torch.randn(companion.weight.shape, generator=stream)
+    pixels = torch.rand(len(labels), DIMENSION, generator=stream) * 2 - 1
+    own = torch.rand(len(own_labels), DIMENSION, generator=stream) * 2 - 1
+    return GeneratedBatch(pixels, labels, (), own, own_labels, progress, companion)
+
+
+def answer(mechanism: PerRecordMechanism, batch: GeneratedBatch, pixels: Tensor, labels: Tensor) -> Tensor:
+    features = mechanism.features(SHAPE)
+    values = features(pixels.clamp(-1, 1)) if features is not None else None
+    return mechanism.query(batch, mechanism.self_term(batch), RecordBatch(pixels.float(), labels, values))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("l1_weight", [0.0, 1.0])
+def test_one_record_moves_the_answer_by_at_most_one(kind: str, l1_weight: float) -> None:
+    largest = 0.0
+    for seed in range(60):
+        mechanism = make(
+            clip=10.0 ** (seed % 3 - 1), cost=ElementwiseCost(l1_weight), probe_share=0.2 * (seed % 2),
+            temperature=Schedule(10.0 ** (seed % 5 - 2), 1.0),
+        )  # fmt: skip
+        batch = world(mechanism, seed)
+        without, with_one = (answer(mechanism, batch, *pair) for pair in neighbours(kind, seed))
+        moved = (with_one - without).norm().item()
+        assert moved <= mechanism.sensitivity
+        largest = max(largest, moved)
+    assert largest > 0.9, "neighbours this harmless would pass any bound"
+
+
+def test_a_record_at_the_bound_reaches_it() -> None:
+    """Sensitivity 1 is tight: all three parts of one record are as long as their shares allow."""
+    mechanism = make(probe_share=0.5, temperature=Schedule(1e3, 1.0), clip=0.1)
+    batch = world(mechanism, 0)
+    batch.companion.weight.copy_(torch.tensor([[-60.0, 60.0, 0.0]]).expand_as(batch.companion.weight) * 1e3)
+    pixels = torch.rand(1, DIMENSION, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    values = answer(mechanism, batch, pixels, torch.zeros(1, dtype=torch.long))
+    assert 0.999 < values.norm().item() <= 1.0
+
+
+@pytest.mark.parametrize("l1_weight", [0.0, 2.0])
+def test_the_sum_is_the_sum_of_the_records_parts_to_the_last_bit(l1_weight: float) -> None:
+    """What the proof of the bound rests on: no record's part depends on the records it is summed with."""
+    cost = ElementwiseCost(l1_weight)
+    stream = torch.Generator().manual_seed(0)
+    atoms = to_levels(torch.rand(2, 20, DIMENSION, generator=stream) * 2 - 1, ATOM_GRID)
+    records = to_levels(torch.rand(2, 137, DIMENSION, generator=stream) * 2 - 1)
+    everyone = torch.ones(2, 137, dtype=torch.bool)
+    together = clipped_pull(atoms, records, everyone, cost, 2.0, 1.0)
+    order = torch.randperm(137, generator=stream)
+    shuffled = clipped_pull(atoms, records[:, order], everyone, cost, 2.0, 1.0)
+    one_by_one = torch.zeros_like(atoms)
+    for k in range(137):
+        one_by_one += clipped_pull(atoms, records[:, k : k + 1], everyone[:, :1], cost, 2.0, 1.0).differences
+    assert torch.equal(together.differences, shuffled.differences)
+    assert torch.equal(together.differences, one_by_one)
+    assert torch.equal(together.differences * 2**24, (together.differences * 2**24).round())
+
+
+def test_the_probes_gradient_is_a_sum_of_parts_to_the_last_bit() -> None:
+    stream = torch.Generator().manual_seed(0)
+    energies = OrientedEnergy(SHAPE)
+    pixels = torch.rand(1203, DIMENSION, generator=stream) * 2 - 1
+    labels = torch.randint(0, CLASSES, (1203,), generator=stream)
+    features = energies(pixels)
+    weight = 20 * torch.randn(energies.size + 1, CLASSES, generator=stream)
+    together = probe_gradient(weight, features, labels)
+    alone = [probe_gradient(weight, features[k : k + 1], labels[k : k + 1]) for k in range(1203)]
+    assert torch.equal(together, torch.stack(alone).sum(0))
+    assert max(part.norm().item() for part in alone) <= 1.0
+
+
+def test_the_features_of_a_record_do_not_depend_on_the_other_records() -> None:
+    energies = OrientedEnergy((3, 32, 24))
+    pixels = torch.rand(30, 3 * 32 * 24, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    together = energies(pixels)
+    assert torch.equal(together[1:], energies(pixels[1:]))
+    assert torch.equal(together[7:8], energies(pixels[7:8]))
+    assert together.shape == (30, energies.size)
+    assert (together.double() * FEATURE_GRID).norm(dim=1).max() <= 1.01
+
+
+@pytest.mark.parametrize("l1_weight", [0.0, 1.0])
+def test_the_pull_is_the_clipped_gradient_of_the_semi_dual(l1_weight: float) -> None:
+    """V(y) = −λ ∇_X log Σ_i exp(−c(x_i, y)/λ), by autograd in float64, record by record."""
+    cost, temperature, bound = ElementwiseCost(l1_weight), 3.0, 2.0
+    stream = torch.Generator().manual_seed(0)
+    atoms = to_levels(torch.rand(1, 9, DIMENSION, generator=stream) * 2 - 1, ATOM_GRID)
+    images = torch.randint(0, 256, (1, 25, DIMENSION), generator=stream)
+    expected = torch.zeros(9, DIMENSION, dtype=torch.float64)
+    for image in images[0]:
+        points = (atoms[0] / LEVELS).requires_grad_()
+        difference = points - (2 * image.double() - 255) / LEVELS
+        costs = difference.square().sum(1) + l1_weight * difference.abs().sum(1)
+        (pull,) = torch.autograd.grad(-temperature * torch.logsumexp(-costs / temperature, 0), points)
+        expected += pull * min(1.0, bound / pull.norm().item())
+    records = to_levels(images.float() / 127.5 - 1)
+    assert torch.equal(records, 2 * images.double() - 255), "8-bit pixels are whole levels"
+    got = clipped_pull(atoms, records, torch.ones(1, 25, dtype=torch.bool), cost, temperature, bound).gradient(cost)
+    # With the L1 term the bound on the norm counts equal pixels as different ones, so the clip is a little stronger.
+    torch.testing.assert_close(got[0], expected, rtol=1e-3 if l1_weight else 1e-4, atol=2e-3 if l1_weight else 1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), max_size=120),
+    width=st.integers(1, 50),
+    group=st.integers(1, 6),
+)
+def test_every_record_is_in_exactly_one_block_of_its_class(labels: list[int], width: int, group: int) -> None:
+    values = torch.tensor(labels, dtype=torch.long)
+    seen = []
+    for rows, index, present in class_blocks(values, 5, width, group):
+        assert index.shape == present.shape == (len(rows), width)
+        for row, places, there in zip(rows.tolist(), index, present, strict=True):
+            assert (values[places[there]] == row).all()
+            seen += places[there].tolist()
+    assert sorted(seen) == list(range(len(labels)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 400])
+def test_no_record_is_dropped_at_the_tails_of_the_batch_size(count: int) -> None:
+    """A batch ten times the expected one fills further blocks; each record's pull is in the sum."""
+    mechanism = make(expected_batch=30.0, probe_share=0.0)
+    batch = world(mechanism, 0)
+    stream = torch.Generator().manual_seed(count)
+    pixels = torch.rand(count, DIMENSION, generator=stream) * 2 - 1
+    labels = torch.randint(0, 2, (count,), generator=stream)  # one class stays empty
+    whole = answer(mechanism, batch, pixels, labels)
+    parts = [answer(mechanism, batch, pixels[k : k + 1], labels[k : k + 1]) for k in range(count)]
+    torch.testing.assert_close(whole, sum(parts, torch.zeros_like(whole)), rtol=0, atol=1e-12)
+    assert whole[-CLASSES:].sum().item() == pytest.approx(count * math.sqrt(mechanism.histogram_share))
+
+
+def small_records(count: int = 5) -> PrivateRecords:
+    images = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return PrivateRecords(LabelledImages(images, torch.arange(count) % CLASSES, ("a", "b", "c")))
+
+
+def test_the_noise_that_leaves_has_the_stated_deviation_in_every_part() -> None:
+    mechanism = make(sampling_rate=1.0, noise_multiplier=1.7, guidance=0.0)
+    batch, records = world(mechanism, 0), small_records()
+    drawn = records.poisson_sample(1.0, OsEntropy(), mechanism.features(SHAPE))
+    self_term = mechanism.self_term(batch)
+    exact = mechanism.gradient(batch, self_term, mechanism.query(batch, self_term, drawn))
+    deviation = {"image": math.sqrt(0.75), "counts": math.sqrt(0.05), "probe": math.sqrt(0.2)}
+    noises: dict[str, list[Tensor]] = {name: [] for name in deviation}
+    for _ in range(300):
+        released = mechanism.release(batch, records, OsEntropy())
+        for name, root in deviation.items():
+            noise = (getattr(released, name) - getattr(exact, name)).double() * mechanism.expected_batch * root
+            noises[name].append(noise.flatten() / mechanism.noise_scale)
+    for name, values in noises.items():
+        assert stats.kstest(torch.cat(values).numpy()[:20_000], "norm").pvalue > FALSE_ALARM, name
+        first, second = values[0], values[1]
+        assert not torch.equal(first, second)
+
+
+def test_the_event_is_a_subsampled_gaussian_of_sigma_itself() -> None:
+    mechanism = make(rows=300, sampling_rate=0.1, noise_multiplier=1.749)
+    assert mechanism.event.sampling_probability == 0.1
+    assert mechanism.event.event.noise_multiplier == 1.749
+    assert mechanism.noise_scale == 1.749
+
+
+def pull_at_the_law_of_the_data(debias: float, shares: list[float], told: list[float]) -> Tensor:
+    """(L,) norms of the gradient by class, when records and the generator's images have the same law."""
+    mechanism = make(
+        probe_share=0.0, expected_batch=40_000.0, own=3 * 40_000, rows=60, debias=Schedule(debias, debias),
+        temperature=Schedule(5.0, 5.0),
+    )  # fmt: skip
+    stream = torch.Generator().manual_seed(0)
+    centres = torch.rand(CLASSES, 1, DIMENSION, generator=stream) - 0.5
+
+    def draw(labels: Tensor) -> Tensor:
+        spread = torch.rand(len(labels), 1, generator=stream) * 1.2 - 0.6
+        return (centres[labels, 0] + spread).clamp(-1, 1)
+
+    labels, own_labels = mechanism.draw_labels(CLASSES, stream), mechanism.draw_own_labels(CLASSES)
+    counts = (torch.tensor(shares) * 40_000).long()
+    of_records = torch.arange(CLASSES).repeat_interleave(counts)
+    companion = mechanism.make_companion(SHAPE, CLASSES)
+    companion.counted.copy_(torch.tensor(told))
+    batch = GeneratedBatch(draw(labels), labels, (), draw(own_labels), own_labels, 0.0, companion)
+    self_term = mechanism.self_term(batch)
+    exact = mechanism.query(batch, self_term, RecordBatch(draw(of_records), of_records))
+    image = mechanism.gradient(batch, self_term, exact).image
+    return image.view(CLASSES, -1).norm(dim=1) / torch.tensor(shares)
+
+
+def test_the_law_of_the_data_is_a_fixed_point_at_full_debiasing_and_only_there() -> None:
+    even = [1 / 3, 1 / 3, 1 / 3]
+    attracted = pull_at_the_law_of_the_data(0.0, even, even)
+    balanced = pull_at_the_law_of_the_data(1.0, even, even)
+    assert (balanced < 0.1 * attracted).all()
+
+
+def test_classes_are_balanced_by_their_shares() -> None:
+    shares = [0.1, 0.3, 0.6]
+    attracted = pull_at_the_law_of_the_data(0.0, shares, shares)
+    assert (pull_at_the_law_of_the_data(1.0, shares, shares) < 0.2 * attracted).all()
+    # Weighed by uniform labels, a rare class is pushed off its own records, harder than they pull.
+    assert pull_at_the_law_of_the_data(1.0, shares, [1 / 3] * 3)[0] > attracted[0]
+
+
+def test_shares_are_learnt_from_releases() -> None:
+    mechanism = make(sampling_rate=0.5, expected_batch=500.0)
+    labels = (torch.arange(1000) % 10 >= 9).long()  # 9 to 1, and a third class that has no record
+    records = PrivateRecords(LabelledImages(torch.zeros(1000, *SHAPE, dtype=torch.uint8), labels, ("a", "b", "c")))
+    batch = world(mechanism, 0)
+    for _ in range(200):
+        released = mechanism.release(batch, records, OsEntropy())
+        batch.companion.learn(released.counts, released.probe)
+    assert batch.companion.shares.tolist() == pytest.approx([0.9, 0.1, 0.0], abs=0.02)
+
+
+def test_the_probe_learns_classes_from_releases() -> None:
+    stream = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 60, (900, *SHAPE), dtype=torch.uint8, generator=stream)
+    labels = torch.arange(900) % CLASSES
+    for label in range(CLASSES):
+        images[labels == label, :, 2 * label : 2 * label + 3] += 150
+    records = PrivateRecords(LabelledImages(images[:600], labels[:600], ("a", "b", "c")))
+    mechanism = make(sampling_rate=0.5, expected_batch=300.0)
+    batch = world(mechanism, 0)
+    batch.companion.weight.zero_()
+    for _ in range(60):
+        released = mechanism.release(batch, records, OsEntropy())
+        batch.companion.learn(released.counts, released.probe)
+    predicted = batch.companion.probe(images[600:].float().flatten(1) / 127.5 - 1).argmax(1)
+    assert (predicted == labels[600:]).double().mean() > 0.95
+
+
+def test_a_diverged_generator_lets_nothing_through() -> None:
+    mechanism = make()
+    batch = world(mechanism, 0)
+    batch.pixels[3] = math.nan
+    batch.companion.weight[0] = math.inf
+    (_, records) = neighbours("random", 1)
+    assert answer(mechanism, batch, *records).isfinite().all()
+
+
+def test_guidance_pulls_towards_the_class_and_no_further_than_it_may() -> None:
+    mechanism = make(guidance=1.0, debias=Schedule(0.0, 0.0))
+    batch = world(mechanism, 0)
+    batch.companion.probe.weight += 50 * torch.randn(
+        batch.companion.probe.weight.shape, generator=torch.Generator().manual_seed(0)
+    )
+    self_term = mechanism.self_term(batch)
+    silent = torch.zeros_like(answer(mechanism, batch, torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.long)))
+    image = mechanism.gradient(batch, self_term, silent).image
+    assert (image.norm(dim=1) <= 1.0 / len(image) + 1e-6).all()
+    before, after = (
+        torch.nn.functional.cross_entropy(batch.companion.probe(pixels), batch.labels)
+        for pixels in (batch.pixels, batch.pixels - 0.1 * len(image) * image)
+    )
+    assert after < before
+
+
+def test_settings_make_the_mechanism() -> None:
+    chosen = complete(parse_settings(None, {"rows": 100, "clip": 2.0}), 1000, (1, 16, 16))
+    mechanism = chosen.make_mechanism(1000)
+    assert isinstance(mechanism, mechanism_class("per_record"))
+    assert mechanism.clip == 2.0
+    assert mechanism.own == 200
+    assert len(mechanism.draw_labels(7, torch.Generator())) == 105
+    with pytest.raises(UserError, match="leave nothing for the transport; their sum must be below 1"):
+        complete(parse_settings(None, {"probe_share": 0.99, "histogram_share": 0.01}), 1000).make_mechanism(1000)
+    assert round(BIAS / FEATURE_GRID) == BIAS / FEATURE_GRID
