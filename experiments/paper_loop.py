@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from common import commit
 from dp_sinkhorn.accounting import Budget, Ledger
 from dp_sinkhorn.devices import pick_device
 from dp_sinkhorn.evaluation import evaluate_quick
@@ -97,13 +97,6 @@ def run(name: str, device: torch.device, data: LabelledImages, test: LabelledIma
     score(0)
     trainer.run(on_step=score)
     return rows
-
-
-def commit() -> str:
-    """The checkout's commit."""
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
 
 
 def main() -> None:

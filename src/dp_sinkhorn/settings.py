@@ -33,6 +33,7 @@ _PAPER_MECHANISMS: dict[str, Any] = {
     "latent": 4,
     "class_embedding": 10,
     "width": 16,
+    "learning_rate": 1e-3,
     "averaging": 0.999,
     "beta2": 0.999,
 }
@@ -82,7 +83,7 @@ class Settings(BaseModel):
     scaling: float = Field(0.5, ge=0.01, le=0.99, description="ratio of successive blurs in the descent")
     histogram_share: float = Field(0.01, ge=1e-4, le=0.5, description="share of a release that counts the classes")
     probe_share: float = Field(0.2, ge=0, lt=1, description="share of a release that trains the probe; 0: no probe")
-    guidance: float = Field(0.5, ge=0, le=100, description="gamma, how strongly the probe guides the generator")
+    guidance: float = Field(0.3, ge=0, le=100, description="gamma, how strongly the probe guides the generator")
 
     generator: str = Field("dcgan", description="generator architecture")
     latent: int | None = Field(None, ge=1, le=4096, description="latent dimension")
@@ -94,7 +95,7 @@ class Settings(BaseModel):
     )
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="adam or sgd")
-    learning_rate: float = Field(1e-3, gt=0, description="learning rate")
+    learning_rate: float | None = Field(None, gt=0, description="learning rate")
     learning_rate_end: float = Field(0.1, ge=0, le=1, description="the rate falls linearly to this fraction of itself")
     beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first decay; the momentum of SGD")
     beta2: float | None = Field(None, ge=0, lt=1, description="Adam's second decay")
@@ -249,13 +250,14 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
         "clip": 1.0,
         "steps": 1500,
         "rows": 200 if scale == "small" else 1000,
-        "debias": 0.5 - 0.2 * noisy,
-        "debias_end": 0.9 - 0.3 * noisy,
+        "debias": 0.75 - 0.35 * noisy,
+        "debias_end": 0.92 - 0.3 * noisy,
         "temperature": start,
         "temperature_end": end,
         "latent": 12,
         "class_embedding": 4,
         "width": 16 if scale == "small" else 64,
+        "learning_rate": 3e-3,
         "averaging": 0.99,
         "beta2": 0.99,
     }

@@ -150,5 +150,7 @@ def test_the_iterations_of_the_solver_do_not_depend_on_the_records(monkeypatch) 
 
 
 def test_unknown_mechanism_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"unknown mechanism 'rows'; choose one of batch, nonprivate, parameter, per_record, row"):
+    with pytest.raises(
+        UserError, match=r"unknown mechanism 'rows'; choose one of batch, nonprivate, parameter, per_record, row"
+    ):
         mechanism_class("rows")

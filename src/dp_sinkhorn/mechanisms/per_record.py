@@ -168,7 +168,7 @@ class PerRecordMechanism(Mechanism):
         knowledge = _knowledge(batch)
         classes = len(knowledge.counted)
         atoms = self._atoms(batch, classes)
-        pull = self._pull_of(batch, atoms, batch.own_pixels, batch.own_labels)
+        pull = self._pull_of(batch, atoms, batch.own_pixels, batch.own_labels, len(batch.own_labels) // classes)
         return pull * (knowledge.shares / (len(batch.own_labels) / classes)).to(pull)[:, None, None]
 
     def query(self, batch: GeneratedBatch, self_term: Tensor, records: RecordBatch) -> Tensor:
@@ -177,7 +177,10 @@ class PerRecordMechanism(Mechanism):
             raise RuntimeError(f"a batch of more than {MAX_RECORDS} records; lower the sampling rate")
         knowledge = _knowledge(batch)
         classes = len(knowledge.counted)
-        pull = self._pull_of(batch, self._atoms(batch, classes), records.pixels, records.labels)
+        # A public width: what a batch has beyond it goes into further blocks.
+        expected = self.expected_batch / classes
+        width = math.ceil(expected + _PADDING_DEVIATIONS * math.sqrt(expected))
+        pull = self._pull_of(batch, self._atoms(batch, classes), records.pixels, records.labels, width)
         counts = torch.bincount(records.labels, minlength=classes).to(pull)
         parts = [math.sqrt(self._transport_share) / self.clip * pull, math.sqrt(self.histogram_share) * counts]
         if knowledge.probe is not None:
@@ -215,12 +218,10 @@ class PerRecordMechanism(Mechanism):
         levels = to_levels(batch.pixels.detach(), ATOM_GRID)
         return levels.view(classes, -1, levels.shape[1])
 
-    def _pull_of(self, batch: GeneratedBatch, atoms: Tensor, pixels: Tensor, labels: Tensor) -> Tensor:
-        """Σ V̄ over points of all classes, in blocks of a fixed shape: those beyond a block go into a further one."""
+    def _pull_of(self, batch: GeneratedBatch, atoms: Tensor, pixels: Tensor, labels: Tensor, width: int) -> Tensor:
+        """Σ V̄ over points of all classes, in blocks of at most `width` points of each class."""
         classes, _, dimension = atoms.shape
         total = PullSum.zero(atoms, self.cost)
-        expected = self.expected_batch / classes
-        width = math.ceil(expected + _PADDING_DEVIATIONS * math.sqrt(expected))
         width = min(width, max(1, _BLOCK_BYTES["cpu"] // (8 * dimension)))
         temperature = self.temperature.geometric(batch.progress)
         group = _BLOCK_BYTES[atoms.device.type] // (8 * dimension * width)

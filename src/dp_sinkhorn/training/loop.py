@@ -113,7 +113,8 @@ class Trainer:
     def _learning_rate(self, step: int) -> float:
         """Linear from the setting down to its final fraction; a function of the step, so resuming needs no state."""
         fall = (1.0 - self.settings.learning_rate_end) * step / self.steps
-        return self.settings.learning_rate * (1.0 - fall)
+        rate: float = self.settings.given("learning_rate")
+        return rate * (1.0 - fall)
 
     def _generate(self, step: int) -> GeneratedBatch:
         """Z ~ Unif(0, 1) and the mechanism's labels, fixed by the public seed and the step."""
@@ -188,7 +189,7 @@ def public_generator(seed: int, step: int) -> torch.Generator:
 
 def make_optimizer(generator: Generator, settings: Settings) -> torch.optim.Optimizer:
     """Adam or SGD on the generator's parameters."""
-    parameters, rate, decay = generator.parameters(), settings.learning_rate, settings.weight_decay
+    parameters, rate, decay = generator.parameters(), settings.given("learning_rate"), settings.weight_decay
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=rate, momentum=settings.beta1, weight_decay=decay)
     return torch.optim.Adam(parameters, lr=rate, betas=(settings.beta1, settings.given("beta2")), weight_decay=decay)
