@@ -6,6 +6,7 @@ import torch
 from dp_sinkhorn.records import PrivateRecords
 from dp_sinkhorn.training import Interrupted, train
 from dp_sinkhorn.transport import ElementwiseCost, PointCloud, SinkhornSolver, transport
+from dp_sinkhorn.transport.pull import ATOM_GRID, clipped_pull, to_levels
 from tests.toy import small_settings, stripes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -35,7 +36,7 @@ def test_transport_agrees_with_the_cpu(dtype: torch.dtype, l1_weight: float) -> 
         assert (value - reference).norm() <= bound * reference.norm(), name
 
 
-@pytest.mark.parametrize("mechanism", ["row", "batch", "parameter", "nonprivate"])
+@pytest.mark.parametrize("mechanism", ["per_record", "row", "batch", "parameter", "nonprivate"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_training_on_a_gpu(tmp_path, mechanism: str, precision: str) -> None:
     noise = None if mechanism == "nonprivate" else 30
@@ -46,3 +47,22 @@ def test_training_on_a_gpu(tmp_path, mechanism: str, precision: str) -> None:
     release = train(records, None, tmp_path / "run", resume=True)
     assert release.privacy.steps == 20
     assert release.sample(10)[0].shape == (10, 8, 8)
+
+
+@pytest.mark.parametrize("l1_weight", [0.0, 1.0])
+def test_a_records_pull_keeps_its_bound_and_does_not_depend_on_other_records(l1_weight: float) -> None:
+    """By brute force in float64, as tests/mechanisms/test_per_record.py does on a CPU."""
+    cost, bound = ElementwiseCost(l1_weight), 1.0
+    stream = torch.Generator().manual_seed(0)
+    atoms = to_levels(torch.rand(1, 40, 784, generator=stream) * 2 - 1, ATOM_GRID).cuda()
+    records = to_levels(torch.rand(1, 300, 784, generator=stream) * 2 - 1).cuda()
+    everyone = torch.ones(1, 300, dtype=torch.bool, device="cuda")
+    together = clipped_pull(atoms, records, everyone, cost, 20.0, bound).differences
+    summed = torch.zeros_like(together)
+    for k in range(300):
+        only = torch.zeros_like(everyone)
+        only[0, k] = True
+        part = clipped_pull(atoms, records, only, cost, 20.0, bound)
+        assert part.gradient(cost).norm().item() <= bound
+        summed += part.differences
+    assert torch.equal(together, summed)

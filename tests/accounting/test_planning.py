@@ -10,7 +10,7 @@ from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.mechanisms import BatchMechanism
 from dp_sinkhorn.settings import default_delta, parse_settings, plan
 
-MECHANISMS = ["row", "batch", "parameter"]
+MECHANISMS = ["per_record", "row", "batch", "parameter"]
 
 
 def planned(records: int = 60_000, **overrides):

@@ -36,7 +36,7 @@ def spent(folder) -> list:
     return parts
 
 
-@pytest.mark.parametrize("mechanism", [*PRIVATE, "nonprivate"])
+@pytest.mark.parametrize("mechanism", [*PRIVATE, "per_record", "nonprivate"])
 def test_every_mechanism_trains_to_a_release(tmp_path, mechanism: str) -> None:
     epsilon = None if mechanism == "nonprivate" else 3.0
     train(records(), small_settings(mechanism=mechanism, epsilon=epsilon), tmp_path / "run")
@@ -163,7 +163,7 @@ def test_the_average_is_released_and_the_rate_falls(tmp_path) -> None:
     assert [trainer._learning_rate(step) for step in (0, 10, 20)] == pytest.approx([0.01, 0.0055, 0.001])
 
 
-@pytest.mark.parametrize("mechanism", PRIVATE)
+@pytest.mark.parametrize("mechanism", [*PRIVATE, "per_record"])
 def test_training_cannot_take_a_step_that_would_pass_the_budget(mechanism: str) -> None:
     settings = small_settings(mechanism=mechanism, noise_multiplier=30 if mechanism == "row" else 8)
     one = settings.make_mechanism(60)

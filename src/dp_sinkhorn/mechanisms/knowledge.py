@@ -89,5 +89,5 @@ class ClassKnowledge(nn.Module):
             return
         self.velocity.mul_(_MOMENTUM).add_(probe_gradient.to(self.velocity))
         self.weight.add_(self.velocity, alpha=-self._rate)
-        seen = float(self.releases)
-        self.probe.weight.lerp_(self.weight, 1.0 - min(_AVERAGE, seen / (9.0 + seen)))
+        decay = (self.releases / (9.0 + self.releases)).clamp_max(_AVERAGE)
+        self.probe.weight.lerp_(self.weight, (1.0 - decay).to(self.weight))
