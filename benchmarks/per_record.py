@@ -2,14 +2,15 @@
 
     python benchmarks/per_record.py [--steps 20] [--device auto] [--scale small|large] [--out FILE]
 
-60,000 random records of 28×28 pixels in ten classes, q = 0.1. `small` is the automatic plan of a CPU (n = 200 atoms, m' = 400 own
-samples, DCGAN of width 16), `large` that of a GPU (n = 1000, m' = 2000, width 64). The loops take turns in one process:
+60,000 random records of 28×28 pixels in ten classes, q = 0.1. `small` is the automatic plan of a CPU (n = 200 atoms,
+m' = 400 own samples, DCGAN of width 16), `large` that of a GPU (n = 1000, m' = 2000, width 64). The loops take turns in
+one process:
 
-    ours           this package as it comes: exact sums in float64, noise from the operating system's generator, the probe
-                   and its guidance, generator passes in bfloat16 where the processor multiplies it natively
+    ours           this package as it comes: exact sums in float64, noise from the operating system's generator, the
+                   probe and its guidance, generator passes in bfloat16 where the processor multiplies it natively
     ours, no probe the same without probe and guidance, which the plain loop does not have either
-    plain          padded class blocks, distances, norms and sums in float32 (TF32 on a GPU), torch's generator for noise
-                   and sampling, generator passes in float32: fast to write, but its bound and its noise prove nothing
+    plain          padded class blocks, distances, norms and sums in float32 (TF32 on a GPU), torch's generator for
+                   noise and sampling, generator passes in float32: short to write, but it proves no bound
 """
 
 from __future__ import annotations

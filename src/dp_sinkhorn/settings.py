@@ -246,7 +246,7 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
     noisy = min(1.0, max(0.0, (1.0 - math.log10(epsilon)) / 1.7))  # 0 at ε = 10, 1 at ε = 0.2
     start, end = (40.0 + 60.0 * noisy) / 784 * dimension, (20.0 + 30.0 * noisy) / 784 * dimension
     return {
-        "batch_size": max(1.0, min(records / 2, max(0.1 * records, 1000.0))),
+        "batch_size": max(1.0, min(records / 2, max(0.1 * records, 1000.0), 1e6)),
         "clip": 1.0,
         "steps": 1500,
         "rows": 200 if scale == "small" else 1000,

@@ -1,5 +1,6 @@
 """Per-record transport: the bound on a record's part of the answer, the exactness of the sum, and the fixed point."""
 
+import dataclasses
 import math
 
 import pytest
@@ -17,6 +18,7 @@ from dp_sinkhorn.mechanisms.knowledge import BIAS
 from dp_sinkhorn.mechanisms.per_record import Schedule, class_blocks, probe_gradient
 from dp_sinkhorn.records import PrivateRecords, RecordBatch
 from dp_sinkhorn.settings import complete, parse_settings
+from dp_sinkhorn.training.run import _refuse_batches_beyond_the_proof
 from dp_sinkhorn.transport import ElementwiseCost
 from dp_sinkhorn.transport.pull import ATOM_GRID, LEVELS, clipped_pull, to_levels
 from tests.mechanisms.worlds import CLASSES, DIMENSION, SHAPE, neighbours
@@ -77,6 +79,35 @@ def test_a_record_at_the_bound_reaches_it() -> None:
     pixels = torch.rand(1, DIMENSION, generator=torch.Generator().manual_seed(1)) * 2 - 1
     values = answer(mechanism, batch, pixels, torch.zeros(1, dtype=torch.long))
     assert 0.999 < values.norm().item() <= 1.0
+    pull = values[: 12 * DIMENSION].norm().item() / math.sqrt(mechanism._transport_share)
+    assert 1 - 1e-3 < pull < 1
+
+
+def test_what_is_multiplied_lies_on_its_grid() -> None:
+    mechanism = make()
+    batch = world(mechanism, 0)
+    odd = dataclasses.replace(batch, pixels=torch.tanh(batch.pixels * 1.2345))
+    atoms = mechanism._atoms(odd, CLASSES)
+    assert torch.equal(atoms * ATOM_GRID, (atoms * ATOM_GRID).round())
+    assert not torch.equal(atoms, atoms.round())
+    energies = OrientedEnergy(SHAPE)
+    one = energies(torch.rand(1, DIMENSION, generator=torch.Generator().manual_seed(3)) * 2 - 1)
+    gradient = probe_gradient(batch.companion.weight * math.pi, one, torch.zeros(1, dtype=torch.long))
+    assert torch.equal(gradient * 2.0**32, (gradient * 2.0**32).round())
+    # Weights closer together than their grid give the same logits, and so the very same answer.
+    weight = (batch.companion.weight * 64).round() / 64
+    nearby = probe_gradient(weight + 2.0**-15, one, torch.zeros(1, dtype=torch.long))
+    assert torch.equal(nearby, probe_gradient(weight, one, torch.zeros(1, dtype=torch.long)))
+
+
+def test_debiasing_follows_its_schedule() -> None:
+    mechanism = make(probe_share=0.0)
+    silent = torch.zeros(12 * DIMENSION + CLASSES)
+    start, half = (world(mechanism, 0, progress) for progress in (0.0, 0.5))
+    term = mechanism.self_term(start)
+    images = [mechanism.gradient(batch, term, silent).image for batch in (start, half)]
+    torch.testing.assert_close(images[0] * 1.5, images[1])
+    assert Schedule(4.0, 1.0).geometric(0.5) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("l1_weight", [0.0, 2.0])
@@ -121,6 +152,17 @@ def test_the_features_of_a_record_do_not_depend_on_the_other_records() -> None:
     assert (together.double() * FEATURE_GRID).norm(dim=1).max() <= 1.01
 
 
+def test_the_features_of_an_image_are_the_same_in_every_place_of_a_chunk() -> None:
+    energies = OrientedEnergy(SHAPE)
+    stream = torch.Generator().manual_seed(0)
+    image = torch.rand(1, DIMENSION, generator=stream) * 2 - 1
+    alone = energies(image)[0]
+    others = torch.rand(1100, DIMENSION, generator=stream) * 2 - 1
+    for place in range(0, 1100, 37):
+        together = torch.cat([others[:place], image, others[place:]])
+        assert torch.equal(energies(together)[place], alone), place
+
+
 @pytest.mark.parametrize("l1_weight", [0.0, 1.0])
 def test_the_pull_is_the_clipped_gradient_of_the_semi_dual(l1_weight: float) -> None:
     """V(y) = −λ ∇_X log Σ_i exp(−c(x_i, y)/λ), by autograd in float64, record by record."""
@@ -149,10 +191,11 @@ def test_the_pull_is_the_clipped_gradient_of_the_semi_dual(l1_weight: float) -> 
     group=st.integers(1, 6),
 )
 def test_every_record_is_in_exactly_one_block_of_its_class(labels: list[int], width: int, group: int) -> None:
-    values = torch.tensor(labels, dtype=torch.long)
+    values, group = torch.tensor(labels, dtype=torch.long), min(group, 5)
     seen = []
     for rows, index, present in class_blocks(values, 5, width, group):
-        assert index.shape == present.shape == (len(rows), width)
+        assert len(rows) == group
+        assert index.shape == present.shape == (group, width), "the shape must not depend on the records"
         for row, places, there in zip(rows.tolist(), index, present, strict=True):
             assert (values[places[there]] == row).all()
             seen += places[there].tolist()
@@ -170,6 +213,10 @@ def test_no_record_is_dropped_at_the_tails_of_the_batch_size(count: int) -> None
     whole = answer(mechanism, batch, pixels, labels)
     parts = [answer(mechanism, batch, pixels[k : k + 1], labels[k : k + 1]) for k in range(count)]
     torch.testing.assert_close(whole, sum(parts, torch.zeros_like(whole)), rtol=0, atol=1e-12)
+    atoms = mechanism._atoms(batch, CLASSES)
+    # To the last bit, before the final factor rounds each coordinate once.
+    width = {w: mechanism._pull_of(batch, atoms, pixels, labels, w) for w in (1, 7, 13, 1000)}
+    assert all(torch.equal(values, width[13]) for values in width.values())
     assert whole[-CLASSES:].sum().item() == pytest.approx(count * math.sqrt(mechanism.histogram_share))
 
 
@@ -279,6 +326,36 @@ def test_a_diverged_generator_lets_nothing_through() -> None:
     batch.companion.weight[0] = math.inf
     (_, records) = neighbours("random", 1)
     assert answer(mechanism, batch, *records).isfinite().all()
+    assert answer(mechanism, batch, records[0][:1], records[1][:1]).norm() <= 1.0
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e9])
+@pytest.mark.parametrize("temperature", [1e-6, 1.0, 1e9])
+@pytest.mark.parametrize(("l2_weight", "l1_weight"), [(1.0, 0.0), (0.0, 1.0), (1e-12, 1e6), (1e6, 1e-12)])
+def test_extreme_settings_keep_the_bound(clip: float, temperature: float, l2_weight: float, l1_weight: float) -> None:
+    mechanism = make(
+        clip=clip, temperature=Schedule(temperature, temperature), cost=ElementwiseCost(l1_weight, l2_weight), rows=3
+    )
+    batch = world(mechanism, 1)
+    for seed in range(6):
+        pixels = torch.randint(0, 256, (1, DIMENSION), generator=torch.Generator().manual_seed(seed)) / 127.5 - 1
+        norm = answer(mechanism, batch, pixels, torch.tensor([seed % CLASSES])).norm()
+        assert norm <= 1.0
+
+
+def test_settings_outside_the_proof_are_refused() -> None:
+    def refused(records: int = 60_000, **overrides) -> str:
+        with pytest.raises(UserError) as caught:
+            complete(parse_settings(None, overrides), records).make_mechanism(records).draw_labels(2, torch.Generator())
+        return str(caught.value)
+
+    assert "the pulls would be rounded to nothing; use at least 1" in refused(l2_weight=1000, clip=0.5)
+    assert "at most 1024 atoms of each class" in refused(rows=3000)
+    mechanism = complete(parse_settings(None, {"batch_size": 2**20}), 3_000_000).make_mechanism(3_000_000)
+    with pytest.raises(UserError, match="proven for batches of at most 1048576 records, and this run expects 1048576"):
+        _refuse_batches_beyond_the_proof(mechanism, 3_000_000)
+    largest = complete(parse_settings(None, {}), 100_000_000).make_mechanism(100_000_000)
+    _refuse_batches_beyond_the_proof(largest, 100_000_000)
 
 
 def test_guidance_pulls_towards_the_class_and_no_further_than_it_may() -> None:
@@ -305,6 +382,6 @@ def test_settings_make_the_mechanism() -> None:
     assert mechanism.clip == 2.0
     assert mechanism.own == 200
     assert len(mechanism.draw_labels(7, torch.Generator())) == 105
-    with pytest.raises(UserError, match="leave nothing for the transport; their sum must be below 1"):
+    with pytest.raises(UserError, match=r"leave nothing for the transport; their sum must be at most 0\.999"):
         complete(parse_settings(None, {"probe_share": 0.99, "histogram_share": 0.01}), 1000).make_mechanism(1000)
     assert round(BIAS / FEATURE_GRID) == BIAS / FEATURE_GRID

@@ -127,6 +127,11 @@ class Mechanism(ABC):
         return None
 
     @property
+    def most_records(self) -> int | None:
+        """The largest batch for which the bound is proven; None if it holds for any."""
+        return None
+
+    @property
     @abstractmethod
     def sensitivity(self) -> float:
         """The most, in Euclidean norm, that `query` moves when one record is added or removed."""

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.features import FEATURE_GRID, OrientedEnergy
-from dp_sinkhorn.images import ImageShape
+from dp_sinkhorn.images import ImageShape, from_pixels, to_pixels
 from dp_sinkhorn.mechanisms.base import GeneratedBatch, ImageGradient, Mechanism
 from dp_sinkhorn.mechanisms.knowledge import BIAS, ClassKnowledge
 from dp_sinkhorn.records.private import RecordBatch
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 _RESIDUAL_GRID = 2.0**18
 _PROBE_GRID = 2.0**12
 _PROBE_CHUNK = 1000
-_BLOCK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 30}
+_CPU_BLOCK_BYTES, _GPU_BLOCK_BYTES = 1 << 23, 1 << 30
+_LEAST_CLIP = 1e-3
+_MOST_ASIDE = 0.999
+_MOST_ATOMS = 1024
 _PADDING_DEVIATIONS = 4.0
 
 
@@ -106,10 +109,16 @@ class PerRecordMechanism(Mechanism):
     @classmethod
     def from_settings(cls, settings: Settings, sampling_rate: float, noise_multiplier: float) -> Self:
         """Make the mechanism that these settings describe."""
-        if settings.histogram_share + settings.probe_share >= 1.0:
+        if settings.histogram_share + settings.probe_share > _MOST_ASIDE:
             raise UserError(
                 f"histogram_share {settings.histogram_share:g} and probe_share {settings.probe_share:g} leave nothing "
-                "for the transport; their sum must be below 1"
+                f"for the transport; their sum must be at most {_MOST_ASIDE:g}"
+            )
+        clip, slope = settings.given("clip"), settings.l2_weight + settings.l1_weight
+        if clip < _LEAST_CLIP * slope:
+            raise UserError(
+                f"clip {clip:g} is too small for l2_weight + l1_weight = {slope:g}: the pulls would be rounded to "
+                f"nothing; use at least {_LEAST_CLIP * slope:g}"
             )
         temperature, debias = settings.given("temperature"), settings.given("debias")
         temperature_end, debias_end = settings.temperature_end, settings.debias_end
@@ -120,7 +129,7 @@ class PerRecordMechanism(Mechanism):
             expected_batch=settings.given("batch_size"),
             rows=rows,
             own=settings.own_samples if settings.own_samples is not None else 2 * rows,
-            clip=settings.given("clip"),
+            clip=clip,
             cost=ElementwiseCost(settings.l1_weight, settings.l2_weight),
             temperature=Schedule(temperature, temperature if temperature_end is None else temperature_end),
             debias=Schedule(debias, debias if debias_end is None else debias_end),
@@ -135,6 +144,11 @@ class PerRecordMechanism(Mechanism):
         return self.rows
 
     @property
+    def most_records(self) -> int:
+        """The sum is exact, and the bound with it, for so many records in a batch."""
+        return MAX_RECORDS
+
+    @property
     def sensitivity(self) -> float:
         """A record's part of the answer is a vector of norm at most 1, and the answer is the sum of these parts."""
         return 1.0
@@ -145,6 +159,8 @@ class PerRecordMechanism(Mechanism):
 
     def draw_labels(self, classes: int, public: torch.Generator) -> Tensor:
         """Equal numbers of each class, sorted: blocks of one class stand together."""
+        if self.rows > _MOST_ATOMS * classes:
+            raise UserError(f"rows {self.rows}: per_record takes at most {_MOST_ATOMS} atoms of each class")
         return _balanced(self.rows, classes)
 
     def draw_own_labels(self, classes: int) -> Tensor:
@@ -168,13 +184,13 @@ class PerRecordMechanism(Mechanism):
         knowledge = _knowledge(batch)
         classes = len(knowledge.counted)
         atoms = self._atoms(batch, classes)
-        pull = self._pull_of(batch, atoms, batch.own_pixels, batch.own_labels, len(batch.own_labels) // classes)
+        # Rounded to 8 bits like the records, so that the two can have the same law.
+        own = to_pixels(from_pixels(batch.own_pixels))
+        pull = self._pull_of(batch, atoms, own, batch.own_labels, len(batch.own_labels) // classes)
         return pull * (knowledge.shares / (len(batch.own_labels) / classes)).to(pull)[:, None, None]
 
     def query(self, batch: GeneratedBatch, self_term: Tensor, records: RecordBatch) -> Tensor:
         """The three sums over the batch, flattened into one vector; exact, whatever the order of summation."""
-        if len(records.labels) > MAX_RECORDS:
-            raise RuntimeError(f"a batch of more than {MAX_RECORDS} records; lower the sampling rate")
         knowledge = _knowledge(batch)
         classes = len(knowledge.counted)
         # A public width: what a batch has beyond it goes into further blocks.
@@ -222,9 +238,10 @@ class PerRecordMechanism(Mechanism):
         """Σ V̄ over points of all classes, in blocks of at most `width` points of each class."""
         classes, _, dimension = atoms.shape
         total = PullSum.zero(atoms, self.cost)
-        width = min(width, max(1, _BLOCK_BYTES["cpu"] // (8 * dimension)))
+        width = min(width, max(1, _CPU_BLOCK_BYTES // (8 * dimension)))
         temperature = self.temperature.geometric(batch.progress)
-        group = _BLOCK_BYTES[atoms.device.type] // (8 * dimension * width)
+        memory = _GPU_BLOCK_BYTES if atoms.device.type == "cuda" else _CPU_BLOCK_BYTES
+        group = min(classes, max(1, memory // (8 * dimension * width)))
         for rows, index, present in class_blocks(labels, classes, width, group):
             points, there = to_levels(pixels[index.to(pixels.device)]), present.to(atoms.device)
             total.add(rows, clipped_pull(atoms[rows], points, there, self.cost, temperature, self.clip))
@@ -254,9 +271,12 @@ def probe_gradient(weight: Tensor, features: Tensor, labels: Tensor) -> Tensor:
     weight = weight.clamp_(-_PROBE_GRID, _PROBE_GRID)
     total = torch.zeros_like(weight)
     for start in range(0, len(labels), _PROBE_CHUNK):
-        values = features[start : start + _PROBE_CHUNK].double() * FEATURE_GRID
-        answers = F.one_hot(labels[start : start + _PROBE_CHUNK], weight.shape[1])
+        # Chunks of one shape, filled up with zeros.
+        present = len(labels[start : start + _PROBE_CHUNK])
+        values = F.pad(features[start : start + present].double() * FEATURE_GRID, (0, 0, 0, _PROBE_CHUNK - present))
+        answers = F.one_hot(F.pad(labels[start : start + present], (0, _PROBE_CHUNK - present)), weight.shape[1])
         residuals = torch.softmax(values @ weight[:-1] + BIAS * weight[-1], dim=1) - answers
+        residuals[present:] = 0.0
         norms = residuals.norm(dim=1, keepdim=True) * (values.square().sum(1, keepdim=True) + BIAS**2).sqrt()
         limit = 1.0 - MARGIN
         residuals = torch.trunc(residuals * (limit / norms.clamp_min(limit)) * _RESIDUAL_GRID) / _RESIDUAL_GRID
@@ -266,17 +286,17 @@ def probe_gradient(weight: Tensor, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def class_blocks(labels: Tensor, classes: int, width: int, group: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Put points into padded blocks by class; every point is in exactly one block.
+    """Put points into padded blocks by class; every point is in exactly one block, and all blocks have one shape.
 
     Args:
         labels: (m,) classes of the points.
         classes: L.
         width: points of one class in a block; a class with more fills several.
-        group: most classes in a block.
+        group: classes in a block.
 
     Yields:
-        (g,) the block's classes, (g, width) indices of its points, and (g, width) whether there is one; index 0
-        stands for padding.
+        (group,) the block's classes, (group, width) indices of its points, and (group, width) whether there is one.
+        Class 0 and index 0 stand for padding.
     """
     host = labels.cpu()
     order = torch.argsort(host, stable=True)
@@ -285,8 +305,10 @@ def class_blocks(labels: Tensor, classes: int, width: int, group: int) -> Iterat
     place = torch.arange(width)
     offset = 0
     while (remaining := torch.nonzero(counts > offset).flatten()).numel():
-        for rows in torch.split(remaining, max(1, group)):
+        for some in torch.split(remaining, group):
+            rows = F.pad(some, (0, group - len(some)))
             present = offset + place < counts[rows].unsqueeze(1)
+            present[len(some) :] = False
             at = (starts[rows].unsqueeze(1) + offset + place).clamp_max(len(order) - 1)
             yield rows, torch.where(present, order[at], 0), present
         offset += width

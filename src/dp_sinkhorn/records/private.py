@@ -85,7 +85,8 @@ class PrivateRecords:
 
     def _all_features(self, features: OrientedEnergy) -> Tensor:
         if features not in self.__features:
+            # On the CPU: a GPU may choose another algorithm for a convolution from call to call.
             self.__features[features] = torch.cat(
-                [features(to_pixels(images)) for images in torch.split(self.__images, 2_000)]
-            )
+                [features(to_pixels(images.cpu())) for images in torch.split(self.__images, 2_000)]
+            ).to(self.device)
         return self.__features[features]

@@ -170,6 +170,7 @@ def train(
         if folder is not None:
             _refuse_an_older_ledger(ledger, folder)
         mechanism = _planned_mechanism(configuration)
+        _refuse_batches_beyond_the_proof(mechanism, records.count)
         generator = build_generator(_spec(configuration), configuration.completed.seed).to(records.device)
         barrier = Barrier(mechanism, records, _randomness(configuration.completed, ledger), ledger)
         trainer = Trainer(generator, barrier, configuration.completed, run_plan.steps)
@@ -202,6 +203,17 @@ def train(
     if folder is not None:
         write_release(release, folder.release)
     return release
+
+
+def _refuse_batches_beyond_the_proof(mechanism: Mechanism, records: int) -> None:
+    """Where the bound is proven up to some batch size, a larger batch must be less likely than anything δ speaks of."""
+    expected = mechanism.sampling_rate * records
+    # Bernstein: a binomial of this mean exceeds the limit with probability below e^-90.
+    if mechanism.most_records is not None and expected + 14.0 * math.sqrt(expected) + 200.0 > mechanism.most_records:
+        raise UserError(
+            f"mechanism '{mechanism.name}' is proven for batches of at most {mechanism.most_records} records, and this "
+            f"run expects {expected:.0f}; lower batch_size"
+        )
 
 
 def _refuse_an_older_ledger(ledger: Ledger, folder: RunFolder) -> None:

@@ -52,10 +52,11 @@ class PullSum:
         return cls(torch.zeros_like(atoms), torch.zeros_like(atoms) if cost.l1_weight else None)
 
     def add(self, rows: Tensor, other: PullSum) -> None:
-        """Add sums for some of the classes in place; exact."""
-        self.differences[rows] += other.differences
+        """Add sums for some of the classes in place, which may name a class more than once; exact."""
+        rows = rows.to(self.differences.device)
+        self.differences.index_add_(0, rows, other.differences)
         if self.signs is not None and other.signs is not None:
-            self.signs[rows] += other.signs
+            self.signs.index_add_(0, rows, other.signs)
 
     def gradient(self, cost: ElementwiseCost) -> Tensor:
         """Σ_y V̄(y), of ∇_x c_m = 2a (x − y) + m sign(x − y)."""
