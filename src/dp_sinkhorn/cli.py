@@ -184,7 +184,7 @@ def plan(
     batch: Annotated[float | None, typer.Option("--batch", metavar="B", help="expected batch size")] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="T", help="training steps")] = None,
     noise: Annotated[float | None, typer.Option("--noise", metavar="S", help="noise multiplier sigma")] = None,
-    mechanism: Annotated[str | None, typer.Option("--mechanism", help="row, batch, parameter or nonprivate")] = None,
+    mechanism: Annotated[str | None, typer.Option("--mechanism", help="per_record, row, batch, parameter or nonprivate")] = None,
     preset: PresetOption = None,
     assignments: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
