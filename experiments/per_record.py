@@ -3,12 +3,12 @@
     python experiments/per_record.py --data-dir DATA [--datasets mnist fashion-mnist] [--epsilons 10 1 0.2] [--seeds 0]
         [--set name=value ...] [--split validation|test] [--out results/per-record.json]
 
-The dataset `fashion-unequal` is small and uneven: 3,600 T-shirts and 400 shirts, scored on as many of each, so that its
-accuracies are balanced ones. Settings are those of the automatic plan, unless `--set` says otherwise. Each run trains on
-the records, draws 20,000 images and scores them by the quick protocol. With `--split validation`, which is for choosing
-settings, the last 10,000 training images are held out and scored against, and the test set is not touched; with
-`--split test`, which is for reporting, all others are records. Rows are added to the results file one by one; a row with
-the same dataset, ε, seed, split and settings is not computed again.
+The dataset `fashion-unequal` is small and uneven: 3,600 T-shirts and 400 shirts, scored on as many of each, so that
+its accuracies are balanced ones. Settings are those of the automatic plan, unless `--set` says otherwise. Each run
+trains on the records, draws 20,000 images and scores them by the quick protocol. With `--split validation`, which is
+for choosing settings, the last 10,000 training images are held out and scored against, and the test set is not touched;
+with `--split test`, which is for reporting, all others are records. Rows are added to the results file one by one; a
+row with the same dataset, ε, seed, split and settings is not computed again.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
     return {
         "batch_size": max(1.0, min(records / 2, max(0.1 * records, 1000.0), 1e6)),
         "clip": 1.0,
-        "steps": 1500,
+        "steps": 2500,
         "rows": 200 if scale == "small" else 1000,
         "debias": 0.75 - 0.35 * noisy,
         "debias_end": 0.92 - 0.3 * noisy,
@@ -341,7 +341,7 @@ _PAPER_NONPRIVATE: dict[str, Any] = {
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"rows": 100, "width": 8},
+    "digits": {"steps": 1500, "rows": 100, "width": 8},
     "digits-row": {"mechanism": "row", "temperature": 10, "width": 8},
     "paper-mnist": {
         **_PAPER, "l1_weight": 1, "learning_rate": 1e-4, "noise_multiplier": 1.5, "steps": 160_000,
