@@ -83,7 +83,7 @@ class Settings(BaseModel):
     scaling: float = Field(0.5, ge=0.01, le=0.99, description="ratio of successive blurs in the descent")
     histogram_share: float = Field(0.01, ge=1e-4, le=0.5, description="share of a release that counts the classes")
     probe_share: float = Field(0.2, ge=0, lt=1, description="share of a release that trains the probe; 0: no probe")
-    guidance: float = Field(0.3, ge=0, le=100, description="gamma, how strongly the probe guides the generator")
+    guidance: float | None = Field(None, ge=0, le=100, description="gamma, how strongly the probe guides the generator")
 
     generator: str = Field("dcgan", description="generator architecture")
     latent: int | None = Field(None, ge=1, le=4096, description="latent dimension")
@@ -257,7 +257,8 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
         "latent": 12,
         "class_embedding": 4,
         "width": 16 if scale == "small" else 64,
-        "learning_rate": 3e-3,
+        "guidance": 0.3 + 0.5 * noisy,
+        "learning_rate": 3e-3 * (1.0 + 1.15 * noisy),
         "averaging": 0.99,
         "beta2": 0.99,
     }

@@ -135,7 +135,7 @@ class PerRecordMechanism(Mechanism):
             debias=Schedule(debias, debias if debias_end is None else debias_end),
             histogram_share=settings.histogram_share,
             probe_share=settings.probe_share,
-            guidance=settings.guidance,
+            guidance=settings.given("guidance"),
         )
 
     @property
