@@ -1,7 +1,7 @@
 """Per-record transport on MNIST and Fashion-MNIST: what it reaches at a given ε.
 
     python experiments/per_record.py --data-dir DATA [--datasets mnist fashion-mnist] [--epsilons 10 1 0.2] [--seeds 0]
-        [--set name=value ...] [--split validation|test] [--out results/per-record.json]
+        [--set name=value ...] [--split validation|test] [--out results/per-record.json] [--pictures FOLDER]
 
 The dataset `fashion-unequal` is small and uneven: 3,600 T-shirts and 400 shirts, scored on as many of each, so that
 its accuracies are balanced ones. Settings are those of the automatic plan, unless `--set` says otherwise. Each run
@@ -26,6 +26,7 @@ from dp_sinkhorn.devices import pick_device
 from dp_sinkhorn.evaluation import evaluate_quick
 from dp_sinkhorn.images import LabelledImages, from_arrays
 from dp_sinkhorn.records import PrivateRecords, load_source
+from dp_sinkhorn.release.pictures import grid
 from dp_sinkhorn.settings import complete, parse_settings, suited_scale
 from dp_sinkhorn.training import train
 
@@ -60,7 +61,7 @@ def pair(data: LabelledImages, shirts_without: int, shirts_with: int) -> Labelle
 
 def run(
     dataset: str, epsilon: float, seed: int, overrides: dict[str, str], split: str, device: torch.device,
-    data: tuple[LabelledImages, LabelledImages],
+    data: tuple[LabelledImages, LabelledImages], pictures: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train once and score once."""
     records, reference = data
@@ -69,6 +70,9 @@ def run(
     release = train(PrivateRecords(records, device), settings)
     seconds = time.perf_counter() - start
     images, labels = release.sample(SYNTHETIC, seed=seed)
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        grid(images, labels, len(release.classes)).save(pictures / f"{dataset}-{epsilon:g}-seed{seed}.png")
     synthetic = from_arrays(images, labels, records.classes)
     scores = evaluate_quick(synthetic, reference, seed=seed, device=device)
     used = complete(settings, len(records), records.shape, suited_scale(device.type))
@@ -96,6 +100,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--split", choices=["validation", "test"], default="validation")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--pictures", type=Path, help="folder for grids of the first twelve images of each class")
     parser.add_argument("--out", type=Path, default=Path("results/per-record.json"))
     arguments = parser.parse_args()
     overrides = dict(assignment.split("=", 1) for assignment in arguments.set)
@@ -109,7 +114,7 @@ def main() -> None:
                 key = (dataset, epsilon, seed, arguments.split, overrides)
                 if any(key == tuple(r[name] for name in KEY) for r in rows):
                     continue
-                row = run(dataset, epsilon, seed, overrides, arguments.split, device, data)
+                row = run(dataset, epsilon, seed, overrides, arguments.split, device, data, arguments.pictures)
                 rows.append({**row, "command": " ".join([command, *(f"--set {part}" for part in arguments.set)])})
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
