@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BAD_CALL, INTERRUPTED = 2, 130
 _VERY_LARGE_EPSILON = 20.0
+_MOST_IMAGES = 10_000_000
+MAX_SEED = 2**63 - 1
 
 app = typer.Typer(
     help="Publish synthetic images of private data with a differential-privacy guarantee that holds.",
@@ -88,7 +90,10 @@ def train(
                 should_stop=stopped,
             )
     except Interrupted as interrupted:
-        print(f"{interrupted}; nothing is lost. Go on with: dp-sinkhorn train {source} --out {out} --resume")
+        again = ["dp-sinkhorn", "train", source, "--out", str(out), "--resume"]
+        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
+        again += ["--device", device] if device != "auto" else []
+        print(f"{interrupted}; nothing is lost. Go on with: {shlex.join(again)}")
         raise typer.Exit(INTERRUPTED) from None
     folder = RunFolder(out)
     print(release.privacy.statement)
@@ -104,7 +109,7 @@ def sample(
     per_class: Annotated[int | None, typer.Option("--per-class", help="images of each class")] = None,
     labels: Annotated[str | None, typer.Option("--labels", metavar="3,5", help="only these classes")] = None,
     grid: Annotated[Path | None, typer.Option("--grid", metavar="FILE.png", help="also draw a grid")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="makes the draw reproducible")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="makes the draw reproducible")] = None,
 ) -> None:
     """Draw synthetic images from a release."""
     import numpy as np
@@ -138,7 +143,7 @@ def evaluate(
     data_dir: DataDirOption = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="also write the scores")] = None,
     device: DeviceOption = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="of sampling and of the classifiers")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="of sampling and classifiers")] = 0,
 ) -> None:
     """Train classifiers on synthetic images and test them on real ones."""
     from dp_sinkhorn.evaluation import evaluate_quick
@@ -146,6 +151,8 @@ def evaluate(
     from dp_sinkhorn.records import load_source
     from dp_sinkhorn.release import load_release
 
+    if json_file is not None and not json_file.parent.is_dir():
+        raise UserError(f"{json_file.parent}: no such folder for --json; make it first")
     if protocol != "quick":
         raise UserError(f"unknown protocol '{protocol}'; this version has: quick")
     where = _device(device)
@@ -184,7 +191,9 @@ def plan(
     batch: Annotated[float | None, typer.Option("--batch", metavar="B", help="expected batch size")] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="T", help="training steps")] = None,
     noise: Annotated[float | None, typer.Option("--noise", metavar="S", help="noise multiplier sigma")] = None,
-    mechanism: Annotated[str | None, typer.Option("--mechanism", help="per_record, row, batch, parameter or nonprivate")] = None,
+    mechanism: Annotated[
+        str | None, typer.Option("--mechanism", help="per_record (the default), row, batch, ...")
+    ] = None,
     preset: PresetOption = None,
     assignments: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
@@ -272,6 +281,8 @@ def _chosen_labels(count: int | None, per_class: int | None, labels: str | None,
     for name, value in (("--count", count), ("--per-class", per_class)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value}: draw at least one image")
+        if value is not None and value > _MOST_IMAGES:
+            raise UserError(f"{name} {value}: draw at most {_MOST_IMAGES} at a time, with other seeds for more")
     try:
         classes = list(range(total)) if labels is None else [int(part) for part in labels.split(",")]
     except ValueError:

@@ -35,6 +35,14 @@ def test_steps_are_solved_for(mechanism: str) -> None:
     assert planned(mechanism=mechanism, noise_multiplier=noise, batch_size=50, steps=more).epsilon > 3
 
 
+@pytest.mark.parametrize("epsilon", [1e-4, 1e-3, 0.02])
+def test_noise_is_solved_for_next_to_no_epsilon(epsilon: float) -> None:
+    """There δ allows nearly all of the loss, and ε falls to 0 at a finite σ: no power law, and no wild leaps."""
+    result = planned(epsilon=epsilon, steps=500)
+    assert result.epsilon <= epsilon
+    assert planned(noise_multiplier=result.noise_multiplier * 0.97, steps=500).epsilon > epsilon
+
+
 def test_few_steps_are_counted_exactly() -> None:
     result = planned(mechanism="batch", epsilon=2, noise_multiplier=4, batch_size=60_000)
     assert planned(mechanism="batch", noise_multiplier=4, batch_size=60_000, steps=result.steps).epsilon <= 2
@@ -65,8 +73,11 @@ def test_noise_sits_at_the_reference() -> None:
 
 def test_rows_follow_the_batch_unless_given() -> None:
     """Algorithm 1 sets n = qM; the multiplier of the event is σ/√n."""
-    assert planned(batch_size=100, noise_multiplier=5, steps=10).event_noise_multiplier == pytest.approx(0.5)
-    assert planned(batch_size=100, rows=25, noise_multiplier=5, steps=10).event_noise_multiplier == pytest.approx(1.0)
+    assert planned(
+        mechanism="row", batch_size=100, noise_multiplier=5, steps=10
+    ).event_noise_multiplier == pytest.approx(0.5)
+    fewer = planned(mechanism="row", batch_size=100, rows=25, noise_multiplier=5, steps=10)
+    assert fewer.event_noise_multiplier == pytest.approx(1.0)
 
 
 def test_default_delta_is_a_power_of_ten_below_one_over_records() -> None:
@@ -79,7 +90,7 @@ def test_default_delta_is_a_power_of_ten_below_one_over_records() -> None:
     ("overrides", "message"),
     [
         (
-            {"epsilon": 10, "noise_multiplier": 1.5, "steps": 160_000, "batch_size": 50},
+            {"mechanism": "row", "epsilon": 10, "noise_multiplier": 1.5, "steps": 160_000, "batch_size": 50},
             r"cost epsilon=84\d.* over the target of 10",
         ),
         ({"epsilon": 0.001, "noise_multiplier": 0.1}, "a single step costs epsilon"),
@@ -102,7 +113,7 @@ def test_bad_plans_are_explained(overrides, message) -> None:
 
 
 def test_unknown_preset_and_too_few_records() -> None:
-    with pytest.raises(UserError, match="unknown preset 'mnist'; choose one of digits, paper-mnist"):
+    with pytest.raises(UserError, match="unknown preset 'mnist'; choose one of digits, digits-row, paper-mnist"):
         parse_settings("mnist", {})
     with pytest.raises(UserError, match="at least two records"):
         planned(records=1)

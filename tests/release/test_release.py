@@ -15,6 +15,7 @@ from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.records import load_source
 from dp_sinkhorn.release.format import up
 from dp_sinkhorn.release.pictures import folder_names, grid, write_folder
+from dp_sinkhorn.release.write import write_release
 from dp_sinkhorn.training import train
 from tests.toy import records, small_settings
 
@@ -192,3 +193,22 @@ print(seconds)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 2.0
+
+
+def test_writing_a_release_deletes_nothing_else(tmp_path) -> None:
+    release = train(records(), small_settings(epsilon=3.0, steps=2))
+    folder = tmp_path / "precious"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds thesis.tex, which is no part of a release; name a new folder"):
+        write_release(release, folder)
+    assert (folder / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(UserError, match="is a file, and a release is a folder"):
+        write_release(release, folder / "thesis.tex")
+    (tmp_path / "run" / "release").mkdir(parents=True)
+    (tmp_path / "run" / "release" / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"holds notes.txt"):
+        train(records(), small_settings(epsilon=3.0, steps=2), tmp_path / "run")
+    assert not (tmp_path / "run" / "private").exists(), "nothing may be spent before"
+    write_release(release, tmp_path / "new")
+    write_release(release, tmp_path / "new")

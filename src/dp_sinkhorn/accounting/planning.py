@@ -19,7 +19,8 @@ MAX_STEPS = 10_000_000
 
 # A solution spends the target to within this fraction of it, where four digits of σ and whole steps allow.
 _CLOSE = 1e-3
-_EVALUATIONS = 12
+_EVALUATIONS = 20
+_NEXT_TO_NOTHING = 1e-12
 
 
 def solve_noise(
@@ -86,7 +87,7 @@ def _solve(
     low, high = limits
 
     def spent(value: float) -> float:
-        return epsilon_of(event(value), delta, accountant)
+        return max(epsilon_of(event(value), delta, accountant), _NEXT_TO_NOTHING)
 
     def rounded(value: float) -> float:
         return min(high, max(low, safe(value)))
@@ -102,10 +103,25 @@ def _solve(
             (x0, y0), (x1, y1) = list(seen.items())[-2:]
             secant = (math.log(y1) - math.log(y0)) / (math.log(x1) - math.log(x0))
             slope = secant if secant * slope > 0 else slope
+        # Next to ε = 0, where δ allows nearly all of it, the power law breaks down: no leaps there.
+        slope = math.copysign(min(4.0, max(0.25, abs(slope))), slope)
         # A little below the target: a first guess just above it would be of no use.
-        value = rounded(value * ((1.0 - _CLOSE / 2.0) * epsilon / seen[value]) ** (1.0 / slope))
+        leap = ((1.0 - _CLOSE / 2.0) * epsilon / seen[value]) ** (1.0 / slope)
+        value = rounded(value * min(4.0, max(0.25, leap)))
+        ends = _bracket(seen, epsilon, rises)
+        if ends is not None and not min(ends) < value < max(ends):
+            value = rounded(math.sqrt(ends[0] * ends[1]))
     within = {value: cost for value, cost in seen.items() if cost <= epsilon}
     return max(within, key=within.__getitem__) if within else (low if rises else high)
+
+
+def _bracket(seen: dict[float, float], epsilon: float, rises: bool) -> tuple[float, float] | None:
+    """The values next to the solution, one within the target and one beyond it, where both are known."""
+    within = [value for value, cost in seen.items() if cost <= epsilon]
+    beyond = [value for value, cost in seen.items() if cost > epsilon]
+    if not within or not beyond:
+        return None
+    return (max(within), min(beyond)) if rises else (min(within), max(beyond))
 
 
 def _renyi_solution(
@@ -118,7 +134,8 @@ def _renyi_solution(
     """Where Rényi's ε meets the target, or the limit closest to that, and d log ε / d log value there."""
 
     def cost(value: float) -> float:
-        return epsilon_of(event(value), delta, "rdp")
+        # Rényi's ε is 0 where the noise drowns everything; the slope is drawn in its logarithm.
+        return max(epsilon_of(event(value), delta, "rdp"), _NEXT_TO_NOTHING)
 
     low, high = limits
     if (cost(low) > epsilon) == rises:
@@ -137,7 +154,7 @@ def _renyi_solution(
         value = 10.0**exponent
     aside = min(1.1 * value, high) if value < high else value / 1.1
     slope = (math.log(cost(aside)) - math.log(cost(value))) / (math.log(aside) - math.log(value))
-    if not math.isfinite(slope) or (slope > 0) != rises:
+    if not math.isfinite(slope) or slope == 0.0 or (slope > 0) != rises:
         slope = 1.0 if rises else -1.0
     return value, slope
 

@@ -45,6 +45,11 @@ def load_source(source: str | Path, *, split: Split = "train", data_dir: Path | 
         return _load_digits(split)
     if isinstance(source, str) and source in PUBLISHED_SETS:
         return load_published(PUBLISHED_SETS[source], split, data_dir)
+    if source == "celeba":
+        raise UserError(
+            "celeba: this version does not read the published archive; make a folder of 8 to 64 pixel images with one "
+            "sub-folder per class, and name it (./celeba, if it is called so)"
+        )
     path = Path(source)
     is_folder = _is_folder(source)
     if is_folder or path.suffix.lower() == ".zip":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
+from torch.overrides import TorchFunctionMode
 
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.generators import Generator, build_generator
@@ -17,6 +19,7 @@ from dp_sinkhorn.images import from_pixels
 from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, WEIGHTS_FILE, PrivacyStatement, ReleaseInfo
 
 _CHUNK = 1000
+MAX_SEED = 2**63 - 1
 
 
 class Release:
@@ -52,6 +55,8 @@ class Release:
             images: `uint8`, of shape (N, H, W) for grey and (N, H, W, 3) for RGB.
             labels: `int64`, of shape (N,).
         """
+        if seed is not None and not 0 <= seed <= MAX_SEED:
+            raise UserError(f"seed {seed}: must be 0..{MAX_SEED}")
         index = torch.from_numpy(self._labels(count, labels))
         public = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
         device = next(self.generator.parameters()).device
@@ -118,8 +123,20 @@ def read_info(path: Path) -> ReleaseInfo:
     return info
 
 
+class _WithoutInitialValues(TorchFunctionMode):
+    """Leaves new parameters as they are: those of a release are about to be read, and drawing some takes a second."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))
+
+
 def _read_generator(info: ReleaseInfo, path: Path) -> Generator:
-    with torch.device("meta"):  # shapes without memory: nothing is allocated before the file agrees
+    # Shapes without memory: nothing is allocated before the file agrees.
+    with torch.device("meta"), _WithoutInitialValues():
         generator = build_generator(info.spec)
     expected = {name: tuple(tensor.shape) for name, tensor in generator.state_dict().items()}
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.release.format import CARD_FILE, INFO_FILE, SAMPLES_FILE, WEIGHTS_FILE, up
 from dp_sinkhorn.release.load import Release
 from dp_sinkhorn.release.pictures import GRID_COLUMNS, grid
@@ -15,9 +16,16 @@ from dp_sinkhorn.release.pictures import GRID_COLUMNS, grid
 # The picture is the same whoever draws it.
 _PICTURE_SEED = 0
 
+RELEASE_FILES = frozenset({CARD_FILE, INFO_FILE, SAMPLES_FILE, WEIGHTS_FILE})
+
 
 def write_release(release: Release, folder: Path) -> None:
-    """Write all files beside the target, then move them into place: a reader finds a whole release or none."""
+    """Write all files beside the target, then move them into place: a reader finds a whole release or none.
+
+    Raises:
+        UserError: the folder holds something else than a release, which writing would delete.
+    """
+    check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
@@ -34,6 +42,16 @@ def write_release(release: Release, folder: Path) -> None:
         draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_target(folder: Path) -> None:
+    """Refuse a place where a release would overwrite what is not one."""
+    if folder.is_dir():
+        others = {entry.name for entry in folder.iterdir()} - RELEASE_FILES
+        if others:
+            raise UserError(f"{folder}: holds {sorted(others)[0]}, which is no part of a release; name a new folder")
+    elif folder.exists():
+        raise UserError(f"{folder}: is a file, and a release is a folder; name a new folder")
 
 
 def card(release: Release) -> str:

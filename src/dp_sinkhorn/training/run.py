@@ -27,6 +27,7 @@ from dp_sinkhorn.records import PrivateRecords
 from dp_sinkhorn.release import PrivacyStatement, Release, ReleasedEvent, ReleaseInfo, write_release
 from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, up
 from dp_sinkhorn.release.load import read_info
+from dp_sinkhorn.release.write import check_target
 from dp_sinkhorn.settings import Plan, Settings, complete, plan, suited_scale
 from dp_sinkhorn.training.checkpoint import load_checkpoint, save_checkpoint
 from dp_sinkhorn.training.loop import Progress, Trainer
@@ -106,6 +107,7 @@ class RunFolder:
         """Make the folder for a new run."""
         if self.private.exists():
             raise UserError(f"{self.path}: holds a run already; add --resume to go on with it, or name a new folder")
+        check_target(self.release)  # before anything is spent
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.private.mkdir(mode=0o700)
