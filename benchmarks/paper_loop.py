@@ -12,6 +12,7 @@ busy machine slows all of them:
     geomloss           a plain PyTorch loop: GeomLoss's SamplesLoss, dense cost, backward hook, torch's noise,
                        and the DCGAN as four ConvTranspose2d layers in the default memory layout
     geomloss, our net  the same loop around this package's generator, which tells the two gains apart
+    geomloss, bfloat16 the plain loop with its generator under autocast
 
 Before timing, the loss's gradient of the loops is compared on the same batch.
 """
@@ -77,8 +78,10 @@ def geomloss_loss(points: Tensor, labels: Tensor, real: Tensor, real_labels: Ten
     return loss
 
 
-def geomloss_step(generator: nn.Module, data: LabelledImages, device: torch.device) -> Callable[[int], None]:
-    """One iteration of the plain loop."""
+def geomloss_step(
+    generator: nn.Module, data: LabelledImages, device: torch.device, *, autocast: bool = False
+) -> Callable[[int], None]:
+    """One iteration of the plain loop; `autocast` runs its generator in bfloat16."""
     generator.to(device).train()
     optimizer = torch.optim.Adam(generator.parameters(), 1e-4, weight_decay=2e-5)
     peer = SamplesLoss(p=1, blur=0.05, debias=False, cost=dense_cost, backend="tensorized")
@@ -93,7 +96,8 @@ def geomloss_step(generator: nn.Module, data: LabelledImages, device: torch.devi
     def step(_: int) -> None:
         drawn = torch.rand(len(images), device=device) < ROWS / RECORDS
         labels = torch.randint(0, CLASSES, (ROWS + FRESH,), device=device)
-        points = generator(torch.rand(ROWS + FRESH, 12, device=device), labels).flatten(1)
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            points = generator(torch.rand(ROWS + FRESH, 12, device=device), labels).flatten(1).float()
         points.register_hook(sanitise)
         optimizer.zero_grad()
         geomloss_loss(points, labels, images[drawn], classes[drawn], peer).backward()
@@ -146,6 +150,7 @@ def main() -> None:
         "ours, float32": our_step(data, device, "float32"),
         "geomloss": geomloss_step(PlainDCGAN(), data, device),
         "geomloss, our net": geomloss_step(build_generator(SPEC, 0), data, device),
+        "geomloss, bfloat16": geomloss_step(PlainDCGAN(), data, device, autocast=True),
     }
     times: dict[str, list[float]] = {name: [] for name in loops}
     for step in range(arguments.steps + 3):
@@ -167,6 +172,7 @@ def main() -> None:
         "ratio_to_geomloss": {
             name: round(rates[name] / rates["geomloss"], 2) for name in rates if name.startswith("ours")
         },
+        "ratio_to_geomloss_in_bfloat16": round(rates["ours"] / rates["geomloss, bfloat16"], 2),
         "float32_ratio_with_the_same_generator": round(rates["ours, float32"] / rates["geomloss, our net"], 2),
         "precision_of_ours": suited_precision(device, (ROWS + FRESH) * 784),
         "gradient_difference": gradient_difference(device),
