@@ -183,6 +183,13 @@ def test_errors_are_one_line_and_status_2(run, source, tmp_path, capsys) -> None
         assert not out.exists(), f"{arguments} left something behind"
 
 
+def test_a_bare_call_shows_the_help_and_nothing_else(capsys) -> None:
+    assert main([]) == 2
+    output = capsys.readouterr()
+    assert "train" in output.out + output.err
+    assert "dp-sinkhorn: " not in output.err
+
+
 def test_version_and_help(capsys) -> None:
     assert main(["--version"]) == 0
     assert "dp-sinkhorn 0.1.0" in capsys.readouterr().out

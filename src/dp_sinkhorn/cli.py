@@ -238,7 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
-        return _fail(f"{describe()} (see dp-sinkhorn --help)")
+        message = describe()
+        # Called with nothing, the parser has printed the help and has nothing to add.
+        return _fail(f"{message} (see dp-sinkhorn --help)") if message else BAD_CALL
     return status if isinstance(status, int) else 0
 
 

@@ -275,9 +275,10 @@ def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunF
         raise UserError(f"{resumed.path}: was started on other records; resume it with the same source")
     for name, value in settings or ():
         if value != getattr(stored.settings, name):
+            before = getattr(stored.settings, name)
             raise UserError(
-                f"{resumed.path}: was started with {name}={getattr(stored.settings, name)}, not {value}; "
-                "resume it with the same settings"
+                f"{resumed.path}: was started with {name}={'its default' if before is None else before}, not {value}; "
+                "resume it with the same settings, or with none"
             )
     return stored
 
