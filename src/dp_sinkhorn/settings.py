@@ -251,9 +251,10 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
         "steps": 2500,
         "rows": 200 if scale == "small" else 1000,
         "debias": 0.75 - 0.35 * noisy,
-        "debias_end": 0.92 - 0.3 * noisy,
+        # A start that is given holds to the end, unless an end is given too.
+        "debias_end": 0.92 - 0.3 * noisy if settings.debias is None else settings.debias,
         "temperature": start,
-        "temperature_end": end,
+        "temperature_end": end if settings.temperature is None else settings.temperature,
         "latent": 12,
         "class_embedding": 4,
         "width": 16 if scale == "small" else 64,

@@ -18,7 +18,6 @@ from dp_sinkhorn.mechanisms.knowledge import BIAS
 from dp_sinkhorn.mechanisms.per_record import Schedule, class_blocks, probe_gradient
 from dp_sinkhorn.records import PrivateRecords, RecordBatch
 from dp_sinkhorn.settings import complete, parse_settings
-from dp_sinkhorn.training.run import _refuse_batches_beyond_the_proof
 from dp_sinkhorn.transport import ElementwiseCost
 from dp_sinkhorn.transport.pull import ATOM_GRID, LEVELS, clipped_pull, to_levels
 from tests.mechanisms.worlds import CLASSES, DIMENSION, SHAPE, neighbours
@@ -346,16 +345,16 @@ def test_extreme_settings_keep_the_bound(clip: float, temperature: float, l2_wei
 def test_settings_outside_the_proof_are_refused() -> None:
     def refused(records: int = 60_000, **overrides) -> str:
         with pytest.raises(UserError) as caught:
-            complete(parse_settings(None, overrides), records).make_mechanism(records).draw_labels(2, torch.Generator())
+            complete(parse_settings(None, overrides), records).make_mechanism(records).check(records, 2)
         return str(caught.value)
 
     assert "the pulls would be rounded to nothing; use at least 1" in refused(l2_weight=1000, clip=0.5)
     assert "at most 1024 atoms of each class" in refused(rows=3000)
     mechanism = complete(parse_settings(None, {"batch_size": 2**20}), 3_000_000).make_mechanism(3_000_000)
     with pytest.raises(UserError, match="proven for batches of at most 1048576 records, and this run expects 1048576"):
-        _refuse_batches_beyond_the_proof(mechanism, 3_000_000)
+        mechanism.check(3_000_000, 2)
     largest = complete(parse_settings(None, {}), 100_000_000).make_mechanism(100_000_000)
-    _refuse_batches_beyond_the_proof(largest, 100_000_000)
+    largest.check(100_000_000, 2)
 
 
 def test_guidance_pulls_towards_the_class_and_no_further_than_it_may() -> None:
@@ -380,6 +379,9 @@ def test_settings_make_the_mechanism() -> None:
     mechanism = chosen.make_mechanism(1000)
     assert isinstance(mechanism, mechanism_class("per_record"))
     assert mechanism.clip == 2.0
+    assert mechanism.debias.start < mechanism.debias.end
+    held = complete(parse_settings(None, {"debias": 0.3, "temperature": 9.0}), 1000).make_mechanism(1000)
+    assert (held.debias, held.temperature) == (Schedule(0.3, 0.3), Schedule(9.0, 9.0))
     assert mechanism.own == 200
     assert len(mechanism.draw_labels(7, torch.Generator())) == 105
     with pytest.raises(UserError, match=r"leave nothing for the transport; their sum must be at most 0\.999"):

@@ -331,6 +331,12 @@ def test_a_nominal_number_of_records_replaces_the_true_one(tmp_path) -> None:
     assert "60" not in (tmp_path / "run" / "release" / "CARD.md").read_text()
 
 
+def test_a_run_beyond_the_proof_is_refused_before_anything_exists(tmp_path) -> None:
+    with pytest.raises(UserError, match="takes at most 1024 atoms of each class"):
+        train(records(), small_settings(epsilon=3.0, rows=3000), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_misuse_of_run_folders_is_explained(tmp_path) -> None:
     settings = small_settings(epsilon=3.0)
     with pytest.raises(UserError, match="there is no run to resume here"):

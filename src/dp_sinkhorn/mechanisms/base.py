@@ -126,10 +126,14 @@ class Mechanism(ABC):
         """What this mechanism learns beside the generator, from its own releases alone; the trainer keeps it."""
         return None
 
-    @property
-    def most_records(self) -> int | None:
-        """The largest batch for which the bound is proven; None if it holds for any."""
-        return None
+    def check(self, records: int, classes: int) -> None:
+        """Raise `UserError` for a run that the proof of the bound does not cover; asked before anything is spent.
+
+        Args:
+            records: how many records there are.
+            classes: L.
+        """
+        return
 
     @property
     @abstractmethod

@@ -15,7 +15,7 @@ from dp_sinkhorn.features import OrientedEnergy
 _MOMENTUM = 0.9
 _AVERAGE = 0.95
 _MAX_RATE = 16.0
-# The best rate of the probe was found to fall with the noise in its gradient, over three orders of both
+# Good rates of the probe fall with the noise in its gradient, about in proportion over a factor of twenty
 # (docs/research-log.md, "The rate of the probe").
 _RATE_OVER_NOISE = 0.0115
 _LEAST_SHARE = 1e-3
@@ -42,18 +42,14 @@ class LinearProbe(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (N, L) of pixels (N, d) or (N, C, H, W); differentiable in the pixels."""
-        return self.logits(self.features.smooth(pixels))
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Logits (N, L) of features (N, k) in their own scale."""
-        return features @ self.weight[:-1] + BIAS * self.weight[-1]
+        return self.features.smooth(pixels) @ self.weight[:-1] + BIAS * self.weight[-1]
 
 
 class ClassKnowledge(nn.Module):
     """Shares of the classes, and a linear probe that tells them apart.
 
     Attributes:
-        probe: the released probe, a running average; None if the mechanism learns none.
+        probe: the running average of the probe, which guides; None if the mechanism learns none.
         counted: (L,) sum of the released count vectors, as parts of a batch, and one uniform vector to begin with.
         releases: how many vectors are in that sum.
     """

@@ -120,8 +120,6 @@ class PerRecordMechanism(Mechanism):
                 f"clip {clip:g} is too small for l2_weight + l1_weight = {slope:g}: the pulls would be rounded to "
                 f"nothing; use at least {_LEAST_CLIP * slope:g}"
             )
-        temperature, debias = settings.given("temperature"), settings.given("debias")
-        temperature_end, debias_end = settings.temperature_end, settings.debias_end
         rows = settings.n
         return cls(
             sampling_rate=sampling_rate,
@@ -131,8 +129,8 @@ class PerRecordMechanism(Mechanism):
             own=settings.own_samples if settings.own_samples is not None else 2 * rows,
             clip=clip,
             cost=ElementwiseCost(settings.l1_weight, settings.l2_weight),
-            temperature=Schedule(temperature, temperature if temperature_end is None else temperature_end),
-            debias=Schedule(debias, debias if debias_end is None else debias_end),
+            temperature=Schedule(settings.given("temperature"), settings.given("temperature_end")),
+            debias=Schedule(settings.given("debias"), settings.given("debias_end")),
             histogram_share=settings.histogram_share,
             probe_share=settings.probe_share,
             guidance=settings.given("guidance"),
@@ -143,10 +141,20 @@ class PerRecordMechanism(Mechanism):
         """The n atoms."""
         return self.rows
 
-    @property
-    def most_records(self) -> int:
-        """The sum is exact, and the bound with it, for so many records in a batch."""
-        return MAX_RECORDS
+    def check(self, records: int, classes: int) -> None:
+        """The sum is exact, and the bound with it, for so many records in a batch and so many atoms of a class.
+
+        A larger batch must be less likely than anything δ speaks of: by Bernstein's inequality a binomial of mean μ
+        exceeds μ + 14 √μ + 200 with probability below e^-90.
+        """
+        expected = self.sampling_rate * records
+        if expected + 14.0 * math.sqrt(expected) + 200.0 > MAX_RECORDS:
+            raise UserError(
+                f"mechanism '{self.name}' is proven for batches of at most {MAX_RECORDS} records, and this run expects "
+                f"{expected:.0f}; lower batch_size"
+            )
+        if self.rows > _MOST_ATOMS * classes:
+            raise UserError(f"rows {self.rows}: '{self.name}' takes at most {_MOST_ATOMS} atoms of each class")
 
     @property
     def sensitivity(self) -> float:
@@ -159,8 +167,6 @@ class PerRecordMechanism(Mechanism):
 
     def draw_labels(self, classes: int, public: torch.Generator) -> Tensor:
         """Equal numbers of each class, sorted: blocks of one class stand together."""
-        if self.rows > _MOST_ATOMS * classes:
-            raise UserError(f"rows {self.rows}: per_record takes at most {_MOST_ATOMS} atoms of each class")
         return _balanced(self.rows, classes)
 
     def draw_own_labels(self, classes: int) -> Tensor:
@@ -218,7 +224,7 @@ class PerRecordMechanism(Mechanism):
             image = image + self.guidance / len(batch.labels) * self._guide(batch, knowledge)
         return PerRecordGradient(
             image,
-            counts / (max(math.sqrt(self.histogram_share), 1e-12) * self.expected_batch),
+            counts / (math.sqrt(self.histogram_share) * self.expected_batch),
             probe.view_as(knowledge.weight) / (math.sqrt(self.probe_share) * self.expected_batch)
             if knowledge.probe is not None
             else None,

@@ -19,7 +19,7 @@ from dp_sinkhorn.images import from_pixels
 from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, WEIGHTS_FILE, PrivacyStatement, ReleaseInfo
 
 _CHUNK = 1000
-MAX_SEED = 2**63 - 1
+_MAX_SEED = 2**63 - 1
 
 
 class Release:
@@ -55,8 +55,8 @@ class Release:
             images: `uint8`, of shape (N, H, W) for grey and (N, H, W, 3) for RGB.
             labels: `int64`, of shape (N,).
         """
-        if seed is not None and not 0 <= seed <= MAX_SEED:
-            raise UserError(f"seed {seed}: must be 0..{MAX_SEED}")
+        if seed is not None and not 0 <= seed <= _MAX_SEED:
+            raise UserError(f"seed {seed}: must be 0..{_MAX_SEED}")
         index = torch.from_numpy(self._labels(count, labels))
         public = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
         device = next(self.generator.parameters()).device

@@ -160,6 +160,8 @@ def train(
     """
     folder = RunFolder(out) if out is not None else None
     configuration = _configure(records, settings, folder if resume else None)
+    mechanism = _planned_mechanism(configuration)
+    mechanism.check(records.count, len(records.classes))
     if folder is not None and not resume:
         folder.start(configuration)
     run_plan = configuration.plan
@@ -171,8 +173,6 @@ def train(
     try:
         if folder is not None:
             _refuse_an_older_ledger(ledger, folder)
-        mechanism = _planned_mechanism(configuration)
-        _refuse_batches_beyond_the_proof(mechanism, records.count)
         generator = build_generator(_spec(configuration), configuration.completed.seed).to(records.device)
         barrier = Barrier(mechanism, records, _randomness(configuration.completed, ledger), ledger)
         trainer = Trainer(generator, barrier, configuration.completed, run_plan.steps)
@@ -205,17 +205,6 @@ def train(
     if folder is not None:
         write_release(release, folder.release)
     return release
-
-
-def _refuse_batches_beyond_the_proof(mechanism: Mechanism, records: int) -> None:
-    """Where the bound is proven up to some batch size, a larger batch must be less likely than anything δ speaks of."""
-    expected = mechanism.sampling_rate * records
-    # Bernstein: a binomial of this mean exceeds the limit with probability below e^-90.
-    if mechanism.most_records is not None and expected + 14.0 * math.sqrt(expected) + 200.0 > mechanism.most_records:
-        raise UserError(
-            f"mechanism '{mechanism.name}' is proven for batches of at most {mechanism.most_records} records, and this "
-            f"run expects {expected:.0f}; lower batch_size"
-        )
 
 
 def _refuse_an_older_ledger(ledger: Ledger, folder: RunFolder) -> None:
