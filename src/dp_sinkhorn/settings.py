@@ -82,7 +82,10 @@ class Settings(BaseModel):
     exponent: float = Field(1.0, ge=0.5, le=4, description="p of the epsilon-scaling descent: lambda = blur^p")
     scaling: float = Field(0.5, ge=0.01, le=0.99, description="ratio of successive blurs in the descent")
     histogram_share: float = Field(0.01, ge=1e-4, le=0.5, description="share of a release that counts the classes")
-    probe_share: float = Field(0.2, ge=0, lt=1, description="share of a release that trains the probe; 0: no probe")
+    probe_share: float = Field(0.32, ge=0, lt=1, description="share of a release that trains the probe; 0: no probe")
+    feature_scale: float = Field(
+        10.0, ge=0, le=40, description="s, weight of oriented energies beside pixels in the cost of per_record; 0: none"
+    )
     guidance: float | None = Field(None, ge=0, le=100, description="gamma, how strongly the probe guides the generator")
 
     generator: str = Field("dcgan", description="generator architecture")
@@ -246,7 +249,7 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
     noisy = min(1.0, max(0.0, (1.0 - math.log10(epsilon)) / 1.7))  # 0 at ε = 10, 1 at ε = 0.2
     start, end = (40.0 + 60.0 * noisy) / 784 * dimension, (20.0 + 30.0 * noisy) / 784 * dimension
     return {
-        "batch_size": max(1.0, min(records / 2, max(0.1 * records, 1000.0), 1e6)),
+        "batch_size": max(1.0, min(records / 2, max(0.1 * records, 1000.0), 2.5e5)),
         "clip": 1.0,
         "steps": 2500,
         "rows": 200 if scale == "small" else 1000,

@@ -12,14 +12,22 @@ from torch import Tensor
 
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.features import FEATURE_GRID, OrientedEnergy
-from dp_sinkhorn.images import LabelledImages
+from dp_sinkhorn.images import LabelledImages, from_pixels
+from dp_sinkhorn.labelling import BIAS
 from dp_sinkhorn.mechanisms import GeneratedBatch, OsEntropy, PerRecordMechanism, mechanism_class
-from dp_sinkhorn.mechanisms.knowledge import BIAS
 from dp_sinkhorn.mechanisms.per_record import Schedule, class_blocks, probe_gradient
 from dp_sinkhorn.records import PrivateRecords, RecordBatch
 from dp_sinkhorn.settings import complete, parse_settings
 from dp_sinkhorn.transport import ElementwiseCost
-from dp_sinkhorn.transport.pull import ATOM_GRID, LEVELS, clipped_pull, to_levels
+from dp_sinkhorn.transport.pull import (
+    ATOM_GRID,
+    LEVELS,
+    MAX_RECORDS,
+    MOST_LEVELS,
+    PullSum,
+    clipped_pull,
+    to_levels,
+)
 from tests.mechanisms.worlds import CLASSES, DIMENSION, SHAPE, neighbours
 
 KINDS = ["random", "outlier", "duplicate", "crowd", "flip"]
@@ -30,7 +38,7 @@ def make(**changes) -> PerRecordMechanism:
     values = {
         "sampling_rate": 0.5, "noise_multiplier": 1.3, "expected_batch": 30.0, "rows": 12, "own": 24, "clip": 1.0,
         "cost": ElementwiseCost(), "temperature": Schedule(4.0, 1.0), "debias": Schedule(0.5, 1.0),
-        "histogram_share": 0.05, "probe_share": 0.2, "guidance": 0.5,
+        "histogram_share": 0.05, "probe_share": 0.2, "feature_scale": 0.0, "guidance": 0.5,
     }  # fmt: skip
     return PerRecordMechanism(**{**values, **changes})
 
@@ -42,6 +50,7 @@ def world(mechanism: PerRecordMechanism, seed: int, progress: float = 0.0) -> Ge
     own_labels = mechanism.draw_own_labels(CLASSES)
     companion = mechanism.make_companion(SHAPE, CLASSES)
     companion.weight += 30 * torch.randn(companion.weight.shape, generator=stream)
+    companion.summed += 0.05 * torch.randn(companion.summed.shape, generator=stream)
     pixels = torch.rand(len(labels), DIMENSION, generator=stream) * 2 - 1
     own = torch.rand(len(own_labels), DIMENSION, generator=stream) * 2 - 1
     return GeneratedBatch(pixels, labels, (), own, own_labels, progress, companion)
@@ -91,12 +100,15 @@ def test_what_is_multiplied_lies_on_its_grid() -> None:
     assert not torch.equal(atoms, atoms.round())
     energies = OrientedEnergy(SHAPE)
     one = energies(torch.rand(1, DIMENSION, generator=torch.Generator().manual_seed(3)) * 2 - 1)
-    gradient = probe_gradient(batch.companion.weight * math.pi, one, torch.zeros(1, dtype=torch.long))
+    centre, label = batch.companion.centre, torch.zeros(1, dtype=torch.long)
+    assert torch.equal(centre / FEATURE_GRID, (centre / FEATURE_GRID).round())
+    assert centre.norm() > 0
+    gradient = probe_gradient(batch.companion.weight * math.pi, centre, one, label, 1.0)
     assert torch.equal(gradient * 2.0**32, (gradient * 2.0**32).round())
     # Weights closer together than their grid give the same logits, and so the very same answer.
     weight = (batch.companion.weight * 64).round() / 64
-    nearby = probe_gradient(weight + 2.0**-15, one, torch.zeros(1, dtype=torch.long))
-    assert torch.equal(nearby, probe_gradient(weight, one, torch.zeros(1, dtype=torch.long)))
+    nearby = probe_gradient(weight + 2.0**-15, centre, one, label, 1.0)
+    assert torch.equal(nearby, probe_gradient(weight, centre, one, label, 1.0))
 
 
 def test_debiasing_follows_its_schedule() -> None:
@@ -135,8 +147,9 @@ def test_the_probes_gradient_is_a_sum_of_parts_to_the_last_bit() -> None:
     labels = torch.randint(0, CLASSES, (1203,), generator=stream)
     features = energies(pixels)
     weight = 20 * torch.randn(energies.size + 1, CLASSES, generator=stream)
-    together = probe_gradient(weight, features, labels)
-    alone = [probe_gradient(weight, features[k : k + 1], labels[k : k + 1]) for k in range(1203)]
+    centre = (torch.randn(energies.size, generator=stream) * 100).round().double() * FEATURE_GRID
+    together = probe_gradient(weight, centre, features, labels, 0.1)
+    alone = [probe_gradient(weight, centre, features[k : k + 1], labels[k : k + 1], 0.1) for k in range(1203)]
     assert torch.equal(together, torch.stack(alone).sum(0))
     assert max(part.norm().item() for part in alone) <= 1.0
 
@@ -148,7 +161,24 @@ def test_the_features_of_a_record_do_not_depend_on_the_other_records() -> None:
     assert torch.equal(together[1:], energies(pixels[1:]))
     assert torch.equal(together[7:8], energies(pixels[7:8]))
     assert together.shape == (30, energies.size)
-    assert (together.double() * FEATURE_GRID).norm(dim=1).max() <= 1.01
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 64, 64)])
+def test_the_features_of_an_image_have_norm_at_most_one(shape: tuple[int, int, int]) -> None:
+    """The query adds them up as they are; noise, edges, single points and flat images are among those tried."""
+    energies, (_, height, width) = OrientedEnergy(shape), shape
+    stream = torch.Generator().manual_seed(0)
+    images = torch.rand(40, *shape, generator=stream) * 2 - 1
+    images[10:20] = images[10:20].sign()
+    images[20:24] = torch.tensor([-1.0, 0.0, 0.5, 1.0]).view(4, 1, 1, 1)
+    images[24:30] = -1.0
+    for k in range(24, 30):
+        images[k, :, k % height, (3 * k) % width] = 1.0
+    images[30:35, :, : height // 2] = 1.0
+    images[35:40] = torch.cos(torch.arange(width) * 2.4).expand(5, *shape)
+    norms = (energies(images).double() * FEATURE_GRID).norm(dim=1)
+    assert norms.max() <= 1.0
+    assert norms[0] > 0.95, "no more is given up than rounding needs"
 
 
 def test_the_features_of_an_image_are_the_same_in_every_place_of_a_chunk() -> None:
@@ -160,6 +190,53 @@ def test_the_features_of_an_image_are_the_same_in_every_place_of_a_chunk() -> No
     for place in range(0, 1100, 37):
         together = torch.cat([others[:place], image, others[place:]])
         assert torch.equal(energies(together)[place], alone), place
+
+
+@pytest.mark.parametrize("l1_weight", [0.0, 1.0])
+def test_the_gradient_in_the_pixels_is_that_of_the_semi_dual_on_pixels_and_features(l1_weight: float) -> None:
+    """By autograd through ψ(x) = [x, s φ(x)], with records that no clip touches."""
+    mechanism = make(
+        feature_scale=5.0, clip=1e3, probe_share=0.0, debias=Schedule(0.0, 0.0), temperature=Schedule(9.0, 9.0),
+        expected_batch=1.0, cost=ElementwiseCost(l1_weight),
+    )  # fmt: skip
+    batch, energies = world(mechanism, 0), OrientedEnergy(SHAPE)
+    stream = torch.Generator().manual_seed(5)
+    pixels = (torch.randint(0, 256, (20, DIMENSION), generator=stream) / 127.5 - 1).float()
+    labels = torch.arange(20) % CLASSES
+    atoms = batch.pixels.clone().requires_grad_()
+    embedded = torch.cat([atoms, 5.0 * energies.smooth(atoms)], 1).double()
+    targets = torch.cat([pixels, 5.0 * energies.smooth(pixels)], 1).double()
+    difference = embedded[:, None] - targets[None]
+    costs = difference.square().sum(2) + l1_weight * difference.abs().sum(2)
+    costs = costs.masked_fill(batch.labels[:, None] != labels[None], math.inf)
+    (-9.0 * torch.logsumexp(-costs / 9.0, 0)).sum().backward()
+    self_term = mechanism.self_term(batch)
+    released = answer(mechanism, batch, pixels, labels) * 1e3
+    image = mechanism.gradient(batch, self_term, released).image
+    # Where coordinates all but coincide, rounding to levels turns signs of the L1 term.
+    assert (image - atoms.grad).norm() < (2e-2 if l1_weight else 5e-3) * atoms.grad.norm()
+
+
+def test_sums_are_exact_at_the_ends_of_their_ranges() -> None:
+    """As many records as may be, all at one end of the levels and the atoms at the other, in two orders."""
+    batch, most = MAX_RECORDS // 2**9, MOST_LEVELS
+    atoms = torch.full((1, 1, 3), most - 1 / ATOM_GRID, dtype=torch.float64)
+    atoms[0, 0, 1] *= -1
+    records = torch.full((1, batch, 3), -most, dtype=torch.float64)
+    records[0, ::2, 2] = 1.0
+    everyone = torch.ones(1, batch, dtype=torch.bool)
+    part = clipped_pull(atoms, records, everyone, ElementwiseCost(), 1.0, 5.0)
+    total = PullSum.zero(atoms, ElementwiseCost())
+    for _ in range(2**9):
+        total.add(torch.zeros(1, dtype=torch.long), part)
+    weight = clipped_pull(atoms, records[:, :1], everyone[:, :1], ElementwiseCost(), 1.0, 5.0)
+    other = clipped_pull(atoms, records[:, 1:2], everyone[:, :1], ElementwiseCost(), 1.0, 5.0)
+    exact = [
+        (int(a * 2**24) + int(b * 2**24)) * (batch // 2) * 2**9
+        for a, b in zip(weight.differences.flatten().tolist(), other.differences.flatten().tolist(), strict=True)
+    ]
+    assert [int(value * 2**24) for value in total.differences.flatten().tolist()] == exact
+    assert max(abs(value) for value in exact) < 2**53
 
 
 @pytest.mark.parametrize("l1_weight", [0.0, 1.0])
@@ -202,9 +279,10 @@ def test_every_record_is_in_exactly_one_block_of_its_class(labels: list[int], wi
 
 
 @pytest.mark.parametrize("count", [0, 1, 30, 400])
-def test_no_record_is_dropped_at_the_tails_of_the_batch_size(count: int) -> None:
+@pytest.mark.parametrize("feature_scale", [0.0, 7.0])
+def test_no_record_is_dropped_at_the_tails_of_the_batch_size(count: int, feature_scale: float) -> None:
     """A batch ten times the expected one fills further blocks; each record's pull is in the sum."""
-    mechanism = make(expected_batch=30.0, probe_share=0.0)
+    mechanism = make(expected_batch=30.0, probe_share=0.0, feature_scale=feature_scale)
     batch = world(mechanism, 0)
     stream = torch.Generator().manual_seed(count)
     pixels = torch.rand(count, DIMENSION, generator=stream) * 2 - 1
@@ -214,7 +292,9 @@ def test_no_record_is_dropped_at_the_tails_of_the_batch_size(count: int) -> None
     torch.testing.assert_close(whole, sum(parts, torch.zeros_like(whole)), rtol=0, atol=1e-12)
     atoms = mechanism._atoms(batch, CLASSES)
     # To the last bit, before the final factor rounds each coordinate once.
-    width = {w: mechanism._pull_of(batch, atoms, pixels, labels, w) for w in (1, 7, 13, 1000)}
+    features = mechanism.features(SHAPE)
+    points = RecordBatch(pixels, labels, features(pixels) if features is not None else None)
+    width = {w: mechanism._pull_of(batch, atoms, points, w) for w in (1, 7, 13, 1000)}
     assert all(torch.equal(values, width[13]) for values in width.values())
     assert whole[-CLASSES:].sum().item() == pytest.approx(count * math.sqrt(mechanism.histogram_share))
 
@@ -230,7 +310,10 @@ def test_the_noise_that_leaves_has_the_stated_deviation_in_every_part() -> None:
     drawn = records.poisson_sample(1.0, OsEntropy(), mechanism.features(SHAPE))
     self_term = mechanism.self_term(batch)
     exact = mechanism.gradient(batch, self_term, mechanism.query(batch, self_term, drawn))
-    deviation = {"image": math.sqrt(0.75), "counts": math.sqrt(0.05), "probe": math.sqrt(0.2)}
+    deviation = {
+        "image": math.sqrt(0.75), "counts": math.sqrt(0.05), "probe": math.sqrt(0.2 * 15 / 16) / 0.1,
+        "mean": math.sqrt(0.2 / 16),
+    }  # fmt: skip
     noises: dict[str, list[Tensor]] = {name: [] for name in deviation}
     for _ in range(300):
         released = mechanism.release(batch, records, OsEntropy())
@@ -250,11 +333,13 @@ def test_the_event_is_a_subsampled_gaussian_of_sigma_itself() -> None:
     assert mechanism.noise_scale == 1.749
 
 
-def pull_at_the_law_of_the_data(debias: float, shares: list[float], told: list[float]) -> Tensor:
+def pull_at_the_law_of_the_data(
+    debias: float, shares: list[float], told: list[float], feature_scale: float = 0.0
+) -> Tensor:
     """(L,) norms of the gradient by class, when records and the generator's images have the same law."""
     mechanism = make(
         probe_share=0.0, expected_batch=40_000.0, own=3 * 40_000, rows=60, debias=Schedule(debias, debias),
-        temperature=Schedule(5.0, 5.0),
+        temperature=Schedule(5.0, 5.0), feature_scale=feature_scale,
     )  # fmt: skip
     stream = torch.Generator().manual_seed(0)
     centres = torch.rand(CLASSES, 1, DIMENSION, generator=stream) - 0.5
@@ -270,15 +355,19 @@ def pull_at_the_law_of_the_data(debias: float, shares: list[float], told: list[f
     companion.counted.copy_(torch.tensor(told))
     batch = GeneratedBatch(draw(labels), labels, (), draw(own_labels), own_labels, 0.0, companion)
     self_term = mechanism.self_term(batch)
-    exact = mechanism.query(batch, self_term, RecordBatch(draw(of_records), of_records))
+    pixels = from_pixels(draw(of_records)).float() / 127.5 - 1
+    features = mechanism.features(SHAPE)
+    records = RecordBatch(pixels, of_records, features(pixels) if features is not None else None)
+    exact = mechanism.query(batch, self_term, records)
     image = mechanism.gradient(batch, self_term, exact).image
     return image.view(CLASSES, -1).norm(dim=1) / torch.tensor(shares)
 
 
-def test_the_law_of_the_data_is_a_fixed_point_at_full_debiasing_and_only_there() -> None:
+@pytest.mark.parametrize("feature_scale", [0.0, 10.0])
+def test_the_law_of_the_data_is_a_fixed_point_at_full_debiasing_and_only_there(feature_scale: float) -> None:
     even = [1 / 3, 1 / 3, 1 / 3]
-    attracted = pull_at_the_law_of_the_data(0.0, even, even)
-    balanced = pull_at_the_law_of_the_data(1.0, even, even)
+    attracted = pull_at_the_law_of_the_data(0.0, even, even, feature_scale)
+    balanced = pull_at_the_law_of_the_data(1.0, even, even, feature_scale)
     assert (balanced < 0.1 * attracted).all()
 
 
@@ -297,7 +386,7 @@ def test_shares_are_learnt_from_releases() -> None:
     batch = world(mechanism, 0)
     for _ in range(200):
         released = mechanism.release(batch, records, OsEntropy())
-        batch.companion.learn(released.counts, released.probe)
+        batch.companion.learn(released.counts, released.mean, released.probe)
     assert batch.companion.shares.tolist() == pytest.approx([0.9, 0.1, 0.0], abs=0.02)
 
 
@@ -313,7 +402,7 @@ def test_the_probe_learns_classes_from_releases() -> None:
     batch.companion.weight.zero_()
     for _ in range(60):
         released = mechanism.release(batch, records, OsEntropy())
-        batch.companion.learn(released.counts, released.probe)
+        batch.companion.learn(released.counts, released.mean, released.probe)
     predicted = batch.companion.probe(images[600:].float().flatten(1) / 127.5 - 1).argmax(1)
     assert (predicted == labels[600:]).double().mean() > 0.95
 
@@ -350,8 +439,8 @@ def test_settings_outside_the_proof_are_refused() -> None:
 
     assert "the pulls would be rounded to nothing; use at least 1" in refused(l2_weight=1000, clip=0.5)
     assert "at most 1024 atoms of each class" in refused(rows=3000)
-    mechanism = complete(parse_settings(None, {"batch_size": 2**20}), 3_000_000).make_mechanism(3_000_000)
-    with pytest.raises(UserError, match="proven for batches of at most 1048576 records, and this run expects 1048576"):
+    mechanism = complete(parse_settings(None, {"batch_size": 2**18}), 3_000_000).make_mechanism(3_000_000)
+    with pytest.raises(UserError, match="proven for batches of at most 262144 records, and this run expects 262144"):
         mechanism.check(3_000_000, 2)
     largest = complete(parse_settings(None, {}), 100_000_000).make_mechanism(100_000_000)
     largest.check(100_000_000, 2)

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final
 
 import dp_accounting
 import torch
@@ -151,15 +151,15 @@ class Mechanism(ABC):
         gaussian = dp_accounting.GaussianDpEvent(self.noise_scale / self.sensitivity)
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
-    def self_term(self, batch: GeneratedBatch) -> Tensor:
-        """What the gradient owes to the generator's own samples; it sees no record. Nothing by default."""
+    def self_term(self, batch: GeneratedBatch) -> Any:
+        """What query and gradient owe to the generator's own samples; it sees no record. Nothing by default."""
         return torch.zeros_like(batch.pixels)
 
     @abstractmethod
-    def query(self, batch: GeneratedBatch, self_term: Tensor, records: RecordBatch) -> Tensor:
+    def query(self, batch: GeneratedBatch, self_term: Any, records: RecordBatch) -> Tensor:
         """The exact answer that is to be noised, of a shape that does not depend on the records."""
 
-    def gradient(self, batch: GeneratedBatch, self_term: Tensor, released: Tensor) -> SanitisedGradient:
+    def gradient(self, batch: GeneratedBatch, self_term: Any, released: Tensor) -> SanitisedGradient:
         """Post-processing: turn the noised answer into a gradient for the generator."""
         return ImageGradient(released)
 

@@ -7,10 +7,14 @@ proofs.
 
 One release carries three answers about the same Poisson batch. A record's part in them is one vector,
 
-    ( √s_T · V̄(y)/C ,   √s_N · e_l ,   √s_P · ḡ(y) ),       s_T + s_N + s_P = 1,
+    ( √s_T · V̄(y)/C ,   √s_N · e_l ,   √s_G · ḡ(y)/c ,   √s_M · φ(y) ),       s_T + s_N + s_G + s_M = 1,
 
-of norm at most 1: its clipped pull on the atoms, its count in the label histogram, and its clipped gradient of a
-linear probe's loss. Their shares of the squared norm decide how the noise is divided among them.
+of norm at most 1: its clipped pull on the atoms, its count in the label histogram, its clipped gradient of a linear
+probe's loss, and its features, whose mean is where the probe is centred. Their shares of the squared norm decide how
+the noise is divided among them.
+
+Images are compared by ψ(x) = [x, s φ(x)]: their pixels, and what a fixed map of oriented energies φ sees in them. To a
+squared distance of pixels alone, a sleeve that is moved by a pixel is as far off as one that is missing.
 """
 
 from __future__ import annotations
@@ -27,11 +31,21 @@ from torch.nn import functional as F
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.features import FEATURE_GRID, OrientedEnergy
 from dp_sinkhorn.images import ImageShape, from_pixels, to_pixels
+from dp_sinkhorn.labelling import BIAS
 from dp_sinkhorn.mechanisms.base import GeneratedBatch, ImageGradient, Mechanism
-from dp_sinkhorn.mechanisms.knowledge import BIAS, ClassKnowledge
+from dp_sinkhorn.mechanisms.knowledge import ClassKnowledge
 from dp_sinkhorn.records.private import RecordBatch
 from dp_sinkhorn.transport import ElementwiseCost
-from dp_sinkhorn.transport.pull import ATOM_GRID, MARGIN, MAX_RECORDS, PullSum, clipped_pull, to_levels
+from dp_sinkhorn.transport.pull import (
+    ATOM_GRID,
+    LEVELS,
+    MARGIN,
+    MAX_RECORDS,
+    MOST_LEVELS,
+    PullSum,
+    clipped_pull,
+    to_levels,
+)
 
 if TYPE_CHECKING:
     from dp_sinkhorn.settings import Settings
@@ -39,6 +53,10 @@ if TYPE_CHECKING:
 _RESIDUAL_GRID = 2.0**18
 _PROBE_GRID = 2.0**12
 _PROBE_CHUNK = 1000
+_PROBE_CLIP = 0.1
+"""c. Most records are told apart well, and their gradients are short: a bound near those wastes less noise."""
+_MEAN_PART = 1 / 16
+"""What the mean of the features takes of the probe's share."""
 _CPU_BLOCK_BYTES, _GPU_BLOCK_BYTES = 1 << 23, 1 << 30
 _LEAST_CLIP = 1e-3
 _MOST_ASIDE = 0.999
@@ -68,12 +86,26 @@ class PerRecordGradient:
 
     image: Tensor
     counts: Tensor
+    mean: Tensor | None
     probe: Tensor | None
 
     def backpropagate(self, batch: GeneratedBatch) -> None:
         """Accumulate the generator's gradient, and let the companion learn."""
         ImageGradient(self.image).backpropagate(batch)
-        _knowledge(batch).learn(self.counts, self.probe)
+        _knowledge(batch).learn(self.counts, self.mean, self.probe)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTerms:
+    """What a step owes to the generated batch alone.
+
+    Attributes:
+        atoms: (L, n/L, d + k) levels of ψ(x_i), on the atoms' grid.
+        pull: (L, n/L, d + k) the mean of V̄(x') over the generator's own samples of each class, times its share.
+    """
+
+    atoms: Tensor
+    pull: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +121,8 @@ class PerRecordMechanism(Mechanism):
         temperature: λ, over the training.
         debias: r, the weight of the pull that the generator's own samples exert, over the training.
         histogram_share: s_N.
-        probe_share: s_P; 0 learns no probe.
+        probe_share: s_G + s_M; 0 learns no probe.
+        feature_scale: s, the weight of the features beside the pixels; 0 compares pixels alone.
         guidance: γ, the most by which the probe moves an atom, beside the transport's at most 1 on all atoms.
     """
 
@@ -104,6 +137,7 @@ class PerRecordMechanism(Mechanism):
     debias: Schedule
     histogram_share: float
     probe_share: float
+    feature_scale: float
     guidance: float
 
     @classmethod
@@ -133,6 +167,7 @@ class PerRecordMechanism(Mechanism):
             debias=Schedule(settings.given("debias"), settings.given("debias_end")),
             histogram_share=settings.histogram_share,
             probe_share=settings.probe_share,
+            feature_scale=settings.feature_scale,
             guidance=settings.given("guidance"),
         )
 
@@ -162,8 +197,8 @@ class PerRecordMechanism(Mechanism):
         return 1.0
 
     def features(self, image_shape: ImageShape) -> OrientedEnergy | None:
-        """The features that the probe looks at."""
-        return OrientedEnergy(image_shape) if self.probe_share else None
+        """φ, which the cost and the probe look at."""
+        return OrientedEnergy(image_shape) if self.probe_share or self.feature_scale else None
 
     def draw_labels(self, classes: int, public: torch.Generator) -> Tensor:
         """Equal numbers of each class, sorted: blocks of one class stand together."""
@@ -177,11 +212,11 @@ class PerRecordMechanism(Mechanism):
         """Shares of the classes and the probe."""
         noise = 0.0
         if self.probe_share:
-            noise = self.noise_scale / math.sqrt(self.probe_share) / self.expected_batch
-        return ClassKnowledge(classes, self.features(image_shape), noise)
+            noise = _PROBE_CLIP * self.noise_scale / math.sqrt(self._gradient_share) / self.expected_batch
+        return ClassKnowledge(classes, self.features(image_shape), noise, learns=self.probe_share > 0)
 
-    def self_term(self, batch: GeneratedBatch) -> Tensor:
-        """(L, n/L, d) the pull of the generator's own samples: the mean of V̄(x') in each class, times its share.
+    def self_term(self, batch: GeneratedBatch) -> OwnTerms:
+        """The atoms, and the pull of the generator's own samples on them.
 
         The classes are weighed by their estimated shares, as the records weigh themselves.
         """
@@ -191,42 +226,51 @@ class PerRecordMechanism(Mechanism):
         classes = len(knowledge.counted)
         atoms = self._atoms(batch, classes)
         # Rounded to 8 bits like the records, so that the two can have the same law.
-        own = to_pixels(from_pixels(batch.own_pixels))
-        pull = self._pull_of(batch, atoms, own, batch.own_labels, len(batch.own_labels) // classes)
-        return pull * (knowledge.shares / (len(batch.own_labels) / classes)).to(pull)[:, None, None]
+        pixels = to_pixels(from_pixels(batch.own_pixels))
+        own = RecordBatch(
+            pixels,
+            batch.own_labels,
+            _energies(batch)(pixels) if self.feature_scale else None,
+        )
+        pull = self._pull_of(batch, atoms, own, len(batch.own_labels) // classes)
+        return OwnTerms(atoms, pull * (knowledge.shares / (len(batch.own_labels) / classes)).to(pull)[:, None, None])
 
-    def query(self, batch: GeneratedBatch, self_term: Tensor, records: RecordBatch) -> Tensor:
-        """The three sums over the batch, flattened into one vector; exact, whatever the order of summation."""
+    def query(self, batch: GeneratedBatch, self_term: OwnTerms, records: RecordBatch) -> Tensor:
+        """The sums over the batch, flattened into one vector; exact, whatever the order of summation."""
         knowledge = _knowledge(batch)
         classes = len(knowledge.counted)
         # A public width: what a batch has beyond it goes into further blocks.
         expected = self.expected_batch / classes
         width = math.ceil(expected + _PADDING_DEVIATIONS * math.sqrt(expected))
-        pull = self._pull_of(batch, self._atoms(batch, classes), records.pixels, records.labels, width)
+        pull = self._pull_of(batch, self_term.atoms, records, width)
         counts = torch.bincount(records.labels, minlength=classes).to(pull)
         parts = [math.sqrt(self._transport_share) / self.clip * pull, math.sqrt(self.histogram_share) * counts]
         if knowledge.probe is not None:
             assert records.features is not None
-            gradient = probe_gradient(knowledge.weight, records.features, records.labels)
-            parts.append(math.sqrt(self.probe_share) * gradient)
+            gradient = probe_gradient(knowledge.weight, knowledge.centre, records.features, records.labels, _PROBE_CLIP)
+            parts.append(math.sqrt(self._gradient_share) / _PROBE_CLIP * gradient)
+            mean = records.features.sum(0, dtype=torch.int64).double() * FEATURE_GRID
+            parts.append(math.sqrt(self._mean_share) * mean)
         return torch.cat([part.flatten() for part in parts])
 
-    def gradient(self, batch: GeneratedBatch, self_term: Tensor, released: Tensor) -> PerRecordGradient:
-        """g_X = R/(C q M) − r · (own pull)/C + guidance, and what was released of the classes."""
+    def gradient(self, batch: GeneratedBatch, self_term: OwnTerms, released: Tensor) -> PerRecordGradient:
+        """g_ψ = R/(C q M) − r · (own pull)/C, carried back to pixels, + guidance; and what was told of the classes."""
         knowledge = _knowledge(batch)
-        classes = len(knowledge.counted)
-        sizes = [self_term.numel(), classes, knowledge.weight.numel()]
-        pull, counts, probe = torch.split(released, sizes)
-        image = pull.view_as(self_term) / (math.sqrt(self._transport_share) * self.expected_batch)
-        image = image - self.debias.linear(batch.progress) / self.clip * self_term
-        image = image.flatten(0, 1).to(batch.pixels.dtype)
-        if knowledge.probe is not None and self.guidance:
+        classes, size = len(knowledge.counted), knowledge.weight.numel()
+        sizes = [self_term.pull.numel(), classes, size, knowledge.summed.numel()]
+        pull, counts, probe, mean = torch.split(released, sizes)
+        gradient = pull.view_as(self_term.pull) / (math.sqrt(self._transport_share) * self.expected_batch)
+        gradient = gradient - self.debias.linear(batch.progress) / self.clip * self_term.pull
+        image = self._to_pixels(batch, gradient.flatten(0, 1).to(batch.pixels.dtype))
+        learnt = knowledge.probe is not None
+        if learnt and self.guidance:
             image = image + self.guidance / len(batch.labels) * self._guide(batch, knowledge)
         return PerRecordGradient(
             image,
             counts / (math.sqrt(self.histogram_share) * self.expected_batch),
-            probe.view_as(knowledge.weight) / (math.sqrt(self.probe_share) * self.expected_batch)
-            if knowledge.probe is not None
+            mean / (math.sqrt(self._mean_share) * self.expected_batch) if learnt else None,
+            probe.view_as(knowledge.weight) * (_PROBE_CLIP / (math.sqrt(self._gradient_share) * self.expected_batch))
+            if learnt
             else None,
         )
 
@@ -234,13 +278,45 @@ class PerRecordMechanism(Mechanism):
     def _transport_share(self) -> float:
         return 1.0 - self.histogram_share - self.probe_share
 
-    @staticmethod
-    def _atoms(batch: GeneratedBatch, classes: int) -> Tensor:
-        """(L, n/L, d) atoms on their grid."""
-        levels = to_levels(batch.pixels.detach(), ATOM_GRID)
+    @property
+    def _mean_share(self) -> float:
+        return _MEAN_PART * self.probe_share
+
+    @property
+    def _gradient_share(self) -> float:
+        return self.probe_share - self._mean_share
+
+    def _atoms(self, batch: GeneratedBatch, classes: int) -> Tensor:
+        """(L, n/L, d + k) atoms ψ(x_i) on their grid."""
+        pixels = batch.pixels.detach()
+        levels = to_levels(pixels, ATOM_GRID)
+        if self.feature_scale:
+            features = self.feature_scale * _energies(batch).smooth(pixels.float())
+            levels = torch.cat([levels, to_levels(features, ATOM_GRID, MOST_LEVELS)], dim=1)
         return levels.view(classes, -1, levels.shape[1])
 
-    def _pull_of(self, batch: GeneratedBatch, atoms: Tensor, pixels: Tensor, labels: Tensor, width: int) -> Tensor:
+    def _points(self, batch: RecordBatch, index: Tensor) -> Tensor:
+        """Levels of ψ(y), whole numbers, for some of the points of a batch."""
+        levels = to_levels(batch.pixels[index])
+        if not self.feature_scale:
+            return levels
+        assert batch.features is not None
+        features = batch.features[index].double() * (LEVELS * self.feature_scale * FEATURE_GRID)
+        return torch.cat([levels, features.round_().clamp_(-MOST_LEVELS, MOST_LEVELS)], dim=-1)
+
+    def _to_pixels(self, batch: GeneratedBatch, gradient: Tensor) -> Tensor:
+        """The gradient in the atoms' pixels of what has this gradient in their ψ: Jᵀ g."""
+        dimension = batch.pixels.shape[1]
+        image = gradient[:, :dimension]
+        if self.feature_scale:
+            pixels = batch.pixels.detach().float().requires_grad_()
+            with torch.enable_grad():
+                features = self.feature_scale * _energies(batch).smooth(pixels)
+                (slope,) = torch.autograd.grad(features, pixels, gradient[:, dimension:].float())
+            image = image + torch.nan_to_num(slope).to(image.dtype)
+        return image
+
+    def _pull_of(self, batch: GeneratedBatch, atoms: Tensor, points: RecordBatch, width: int) -> Tensor:
         """Σ V̄ over points of all classes, in blocks of at most `width` points of each class."""
         classes, _, dimension = atoms.shape
         total = PullSum.zero(atoms, self.cost)
@@ -248,9 +324,9 @@ class PerRecordMechanism(Mechanism):
         temperature = self.temperature.geometric(batch.progress)
         memory = _GPU_BLOCK_BYTES if atoms.device.type == "cuda" else _CPU_BLOCK_BYTES
         group = min(classes, max(1, memory // (8 * dimension * width)))
-        for rows, index, present in class_blocks(labels, classes, width, group):
-            points, there = to_levels(pixels[index.to(pixels.device)]), present.to(atoms.device)
-            total.add(rows, clipped_pull(atoms[rows], points, there, self.cost, temperature, self.clip))
+        for rows, index, present in class_blocks(points.labels, classes, width, group):
+            block, there = self._points(points, index.to(points.pixels.device)), present.to(atoms.device)
+            total.add(rows, clipped_pull(atoms[rows], block, there, self.cost, temperature, self.clip))
         return total.gradient(self.cost)
 
     @staticmethod
@@ -266,12 +342,13 @@ class PerRecordMechanism(Mechanism):
         return guide
 
 
-def probe_gradient(weight: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+def probe_gradient(weight: Tensor, centre: Tensor, features: Tensor, labels: Tensor, bound: float) -> Tensor:
     """Σ_y ḡ(y), the clipped gradients of the probe's cross-entropy, (k + 1, L) in float64.
 
-    A record's gradient is [φ(y), BIAS] ⊗ (p − e_l). It is scaled to norm 1 at most, and its residual rounded towards
-    zero to multiples of 2^-18; features are multiples of 2^-14, so the sum of the products is exact. So are the logits,
-    with weights on a grid: a record's part does not depend, not even in its last bit, on the records beside it.
+    A record's gradient is [φ(y) − centre, BIAS] ⊗ (p − e_l). It is scaled to norm c, `bound`, at most, and its residual
+    rounded towards zero to multiples of 2^-18; features and centre are multiples of 2^-14, so the sum of the products
+    is exact. So are the logits, with weights on a grid: a record's part does not depend, not even in its last bit, on
+    the records beside it.
     """
     weight = torch.nan_to_num(weight.double(), nan=0.0).mul(_PROBE_GRID).round_().div_(_PROBE_GRID)
     weight = weight.clamp_(-_PROBE_GRID, _PROBE_GRID)
@@ -280,11 +357,12 @@ def probe_gradient(weight: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         # Chunks of one shape, filled up with zeros.
         present = len(labels[start : start + _PROBE_CHUNK])
         values = F.pad(features[start : start + present].double() * FEATURE_GRID, (0, 0, 0, _PROBE_CHUNK - present))
+        values -= centre
         answers = F.one_hot(F.pad(labels[start : start + present], (0, _PROBE_CHUNK - present)), weight.shape[1])
         residuals = torch.softmax(values @ weight[:-1] + BIAS * weight[-1], dim=1) - answers
         residuals[present:] = 0.0
         norms = residuals.norm(dim=1, keepdim=True) * (values.square().sum(1, keepdim=True) + BIAS**2).sqrt()
-        limit = 1.0 - MARGIN
+        limit = bound * (1.0 - MARGIN)
         residuals = torch.trunc(residuals * (limit / norms.clamp_min(limit)) * _RESIDUAL_GRID) / _RESIDUAL_GRID
         total[:-1] += values.T @ residuals
         total[-1] += BIAS * residuals.sum(0)
@@ -322,6 +400,12 @@ def class_blocks(labels: Tensor, classes: int, width: int, group: int) -> Iterat
 
 def _balanced(count: int, classes: int) -> Tensor:
     return torch.arange(classes).repeat_interleave(math.ceil(count / classes))
+
+
+def _energies(batch: GeneratedBatch) -> OrientedEnergy:
+    features = _knowledge(batch).features
+    assert features is not None, "the mechanism asked for features"
+    return features
 
 
 def _knowledge(batch: GeneratedBatch) -> ClassKnowledge:

@@ -12,6 +12,8 @@ from dp_sinkhorn.images import MAX_SIDE, MIN_SIDE
 
 FORMAT_VERSION = 1
 WEIGHTS_FILE, INFO_FILE, SAMPLES_FILE, CARD_FILE = "generator.safetensors", "release.json", "samples.png", "CARD.md"
+LABELLER = "labeller."
+"""How the names of the probe's tensors begin, beside those of the generator."""
 
 # Bounds that a file from elsewhere must keep before anything is allocated for it.
 _Side = Annotated[int, Field(ge=MIN_SIDE, le=MAX_SIDE)]
@@ -69,6 +71,9 @@ class ReleaseInfo(BaseModel):
     image_shape: tuple[Literal[1, 3], _Side, _Side] = Field(description="channels, height, width")
     classes: list[str] = Field(min_length=1, max_length=10_000)
     latent: _Size
+    labels: Literal["generator", "probe"] = Field(
+        "generator", description="who says of what class an image is: what was asked for, or the probe beside it"
+    )
     privacy: PrivacyStatement
 
     @property

@@ -11,12 +11,22 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dp_sinkhorn.errors import UserError
+from dp_sinkhorn.features import OrientedEnergy
 from dp_sinkhorn.generators import Generator, build_generator
 from dp_sinkhorn.images import from_pixels
-from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, WEIGHTS_FILE, PrivacyStatement, ReleaseInfo
+from dp_sinkhorn.labelling import Labeller
+from dp_sinkhorn.release.format import (
+    FORMAT_VERSION,
+    INFO_FILE,
+    LABELLER,
+    WEIGHTS_FILE,
+    PrivacyStatement,
+    ReleaseInfo,
+)
 
 _CHUNK = 1000
 _MAX_SEED = 2**63 - 1
@@ -25,9 +35,10 @@ _MAX_SEED = 2**63 - 1
 class Release:
     """A generator with its guarantee. `load_release` makes one from a folder."""
 
-    def __init__(self, info: ReleaseInfo, generator: Generator) -> None:
+    def __init__(self, info: ReleaseInfo, generator: Generator, labeller: Labeller | None = None) -> None:
         self.info = info
         self.generator = generator.eval()
+        self.labeller = labeller
 
     @property
     def privacy(self) -> PrivacyStatement:
@@ -60,17 +71,19 @@ class Release:
         index = torch.from_numpy(self._labels(count, labels))
         public = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
         device = next(self.generator.parameters()).device
+        images = torch.empty(0, *self.info.image_shape, dtype=torch.uint8)
         with torch.inference_mode():
-            chunks = [
-                from_pixels(self.generator.draw(chunk.to(device), public)).cpu()
-                for chunk in torch.split(index, _CHUNK)
-                if len(chunk)
-            ]
-        images = torch.cat(chunks) if chunks else torch.empty(0, *self.info.image_shape, dtype=torch.uint8)
+            if len(index) and self.labeller is not None:
+                images = self.labeller.fill(index.to(device), lambda part: self._draw(part, public)).cpu()
+            elif len(index):
+                images = torch.cat([self._draw(part.to(device), public).cpu() for part in torch.split(index, _CHUNK)])
         channels_last = images.permute(0, 2, 3, 1).contiguous()
         return channels_last.squeeze(-1).numpy() if self.info.image_shape[0] == 1 else channels_last.numpy(), (
             index.numpy()
         )
+
+    def _draw(self, labels: Tensor, public: torch.Generator) -> Tensor:
+        return from_pixels(self.generator.draw(labels, public))
 
     def _labels(self, count: int | None, labels: int | Sequence[int] | NDArray[np.integer] | None) -> NDArray[np.int64]:
         total = len(self.classes)
@@ -102,7 +115,7 @@ def load_release(path: str | Path, device: torch.device | str = "cpu") -> Releas
     if not (folder / INFO_FILE).is_file():
         raise UserError(f"{folder}: not a release, it has no {INFO_FILE}; name the release/ folder of a finished run")
     info = read_info(folder / INFO_FILE)
-    return Release(info, _read_generator(info, folder / WEIGHTS_FILE).to(device))
+    return _read_weights(info, folder / WEIGHTS_FILE, torch.device(device))
 
 
 def read_info(path: Path) -> ReleaseInfo:
@@ -134,11 +147,14 @@ class _WithoutInitialValues(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _read_generator(info: ReleaseInfo, path: Path) -> Generator:
+def _read_weights(info: ReleaseInfo, path: Path, device: torch.device) -> Release:
     # Shapes without memory: nothing is allocated before the file agrees.
     with torch.device("meta"), _WithoutInitialValues():
         generator = build_generator(info.spec)
+        labeller = Labeller(OrientedEnergy(info.image_shape), len(info.classes)) if info.labels == "probe" else None
     expected = {name: tuple(tensor.shape) for name, tensor in generator.state_dict().items()}
+    if labeller is not None:
+        expected |= {LABELLER + name: tuple(tensor.shape) for name, tensor in labeller.state_dict().items()}
     try:
         with safe_open(path, framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -149,5 +165,9 @@ def _read_generator(info: ReleaseInfo, path: Path) -> Generator:
         raise UserError(f"{path}: not a readable safetensors file ({error})") from None
     if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
         raise UserError(f"{path}: some weights are NaN or infinite; the release is damaged")
+    if labeller is not None:
+        own = {name: tensors.pop(name) for name in expected if name.startswith(LABELLER)}
+        labeller.load_state_dict({name.removeprefix(LABELLER): tensor for name, tensor in own.items()}, assign=True)
+        labeller.to(device)
     generator.load_state_dict(tensors, assign=True)
-    return generator
+    return Release(info, generator.to(device), labeller)

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from dp_sinkhorn.errors import UserError
-from dp_sinkhorn.release.format import CARD_FILE, INFO_FILE, SAMPLES_FILE, WEIGHTS_FILE, up
+from dp_sinkhorn.release.format import CARD_FILE, INFO_FILE, LABELLER, SAMPLES_FILE, WEIGHTS_FILE, up
 from dp_sinkhorn.release.load import Release
 from dp_sinkhorn.release.pictures import GRID_COLUMNS, grid
 
@@ -31,8 +31,10 @@ def write_release(release: Release, folder: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
-        state = {name: tensor.cpu().contiguous() for name, tensor in release.generator.state_dict().items()}
-        save_file(state, draft / WEIGHTS_FILE)
+        state = dict(release.generator.state_dict())
+        if release.labeller is not None:
+            state |= {LABELLER + name: tensor for name, tensor in release.labeller.state_dict().items()}
+        save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, draft / WEIGHTS_FILE)
         (draft / INFO_FILE).write_text(release.info.model_dump_json(indent=2) + "\n", encoding="utf-8")
         classes = len(release.classes)
         images, labels = release.sample(GRID_COLUMNS * classes, seed=_PICTURE_SEED)
@@ -83,6 +85,15 @@ the same records, and it says nothing of how good the images are."""
         if privacy.private
         else "Treat this folder as you treat the records themselves."
     )
+    labelling, weights = (
+        (
+            "An image is of the class that a classifier sees in it, which was trained in the same releases as the "
+            "generator and is part of this folder: it is more often right than the class the generator was asked for.",
+            "the generator and the classifier",
+        )
+        if info.labels == "probe"
+        else ("An image is of the class that the generator was asked for.", "the generator")
+    )
     return f"""# Synthetic images: {len(info.classes)} classes, {height}x{width} {kind}
 
 {privacy.statement}
@@ -105,7 +116,9 @@ or, in Python:
     from dp_sinkhorn import load_release
     images, labels = load_release("PATH_TO_THIS_FOLDER").sample(1000)
 
-Files: `{WEIGHTS_FILE}` (the generator), `{INFO_FILE}` (architecture and guarantee), `{SAMPLES_FILE}` (the first \
+{labelling}
+
+Files: `{WEIGHTS_FILE}` ({weights}), `{INFO_FILE}` (architecture and guarantee), `{SAMPLES_FILE}` (the first \
 {GRID_COLUMNS} images of each class, drawn with seed {_PICTURE_SEED}), and this card. Written by dp-sinkhorn \
 {info.package_version}.
 """

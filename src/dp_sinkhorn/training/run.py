@@ -16,13 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import nn
 
 from dp_sinkhorn import __version__
 from dp_sinkhorn.accounting import Budget, Ledger, encode_event
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.generators import Generator, GeneratorSpec, build_generator, generator_class
+from dp_sinkhorn.images import from_pixels
+from dp_sinkhorn.labelling import Labeller
 from dp_sinkhorn.mechanisms import Barrier, Mechanism, OsEntropy, Randomness, SeededForDebugging
+from dp_sinkhorn.mechanisms.knowledge import ClassKnowledge
 from dp_sinkhorn.records import PrivateRecords
 from dp_sinkhorn.release import PrivacyStatement, Release, ReleasedEvent, ReleaseInfo, write_release
 from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, up
@@ -199,7 +204,7 @@ def train(
 
         if not trainer.run(on_step, end_of_block, should_stop):
             raise Interrupted(ledger.releases, run_plan.steps)
-        release = finish(trainer.averaged.generator, configuration, mechanism, ledger)
+        release = finish(trainer.averaged.generator, configuration, mechanism, ledger, trainer.companion)
     finally:
         ledger.close()
     if folder is not None:
@@ -221,8 +226,15 @@ def _older_ledger(folder: RunFolder, newer: Path) -> UserError:
     )
 
 
-def finish(generator: Generator, configuration: RunConfiguration, mechanism: Mechanism, ledger: Ledger) -> Release:
-    """Put the guarantee, as the ledger counts it, beside the generator."""
+def finish(
+    generator: Generator,
+    configuration: RunConfiguration,
+    mechanism: Mechanism,
+    ledger: Ledger,
+    companion: nn.Module | None = None,
+) -> Release:
+    """Put the guarantee, as the ledger counts it, and the probe, where there is one, beside the generator."""
+    labeller = _labeller(generator.eval(), companion, configuration.completed.seed)
     info = ReleaseInfo(
         format_version=FORMAT_VERSION,
         package_version=__version__,
@@ -231,9 +243,20 @@ def finish(generator: Generator, configuration: RunConfiguration, mechanism: Mec
         image_shape=configuration.image_shape,  # type: ignore[arg-type]  # checked by pydantic
         classes=configuration.classes,
         latent=configuration.completed.given("latent"),
+        labels="generator" if labeller is None else "probe",
         privacy=_statement(configuration, mechanism, ledger),
     )
-    return Release(info, generator)
+    return Release(info, generator, labeller)
+
+
+def _labeller(generator: Generator, companion: nn.Module | None, seed: int) -> Labeller | None:
+    """The probe that the run has learnt, ready to label what the generator draws."""
+    if not isinstance(companion, ClassKnowledge) or companion.probe is None:
+        return None
+    public = torch.Generator().manual_seed(seed)
+    return Labeller.from_probe(
+        companion.probe, companion.shares, lambda labels: from_pixels(generator.draw(labels, public))
+    )
 
 
 def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunFolder | None) -> RunConfiguration:

@@ -9,8 +9,9 @@ For a record (y, l) and the atoms x_i of its class, with cost c_m and entropic s
 Only Σ_y V̄(y) is ever wanted. For the squared L2 cost it is two matrix products for each class, and nothing of the size
 atoms × records × pixels is formed; the L1 term takes that in chunks.
 
-**The sum is exact.** Pixels become whole levels −255..255 and atoms sixteenths of a level; the clipped weights are
-rounded *down* to multiples of 2^-20. Then every product and every partial sum is a whole multiple of 2^-24 below 2^29,
+**The sum is exact.** Coordinates of records become whole levels, −255..255 for pixels and −1020..1020 for features, and
+those of atoms sixteenths of a level; the clipped weights are rounded *down* to multiples of 2^-20. Then every product
+and every partial sum is a whole multiple of 2^-24 below 2^29,
 which float64 holds without rounding, in any order of summation, on any hardware. So what is summed is Σ_y V̄(y) for
 vectors whose norm is at most C, and not merely close to it (docs/privacy.md, section 4).
 """
@@ -26,11 +27,13 @@ from dp_sinkhorn.transport.costs import ElementwiseCost
 
 LEVELS = 255.0
 """A pixel of [-1, 1] is this many levels; an 8-bit grey value b is the whole level 2b − 255."""
+MOST_LEVELS = 1020.0
+"""No coordinate, pixel or feature, is larger than this many levels."""
 
 ATOM_GRID = 16.0
 WEIGHT_GRID = 2.0**20
 MARGIN = 2.0**-20
-MAX_RECORDS = 2**20
+MAX_RECORDS = 2**18
 """Most records in one sum for which it is exact."""
 
 
@@ -64,9 +67,9 @@ class PullSum:
         return pull if self.signs is None else pull + cost.l1_weight * self.signs
 
 
-def to_levels(pixels: Tensor, grid: float = 1.0) -> Tensor:
-    """Pixels as float64 levels, rounded to whole multiples of 1/grid and kept within ±255; NaN becomes 0."""
-    levels = torch.nan_to_num(pixels * (LEVELS * grid), nan=0.0).round_().clamp_(-LEVELS * grid, LEVELS * grid)
+def to_levels(values: Tensor, grid: float = 1.0, most: float = LEVELS) -> Tensor:
+    """Values as float64 levels, rounded to whole multiples of 1/grid and kept within ±most; NaN becomes 0."""
+    levels = torch.nan_to_num(values * (LEVELS * grid), nan=0.0).round_().clamp_(-most * grid, most * grid)
     return levels.double().div_(grid)
 
 
