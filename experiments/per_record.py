@@ -26,6 +26,7 @@ from dp_sinkhorn.devices import pick_device
 from dp_sinkhorn.evaluation import evaluate_quick
 from dp_sinkhorn.images import LabelledImages, from_arrays
 from dp_sinkhorn.records import PrivateRecords, load_source
+from dp_sinkhorn.release import Release
 from dp_sinkhorn.release.pictures import grid
 from dp_sinkhorn.settings import complete, parse_settings, suited_scale
 from dp_sinkhorn.training import train
@@ -59,6 +60,16 @@ def pair(data: LabelledImages, shirts_without: int, shirts_with: int) -> Labelle
     return LabelledImages(data.images[chosen], (data.labels[chosen] > 0).long(), ("t-shirt", "shirt"))
 
 
+def probe_accuracy(release: Release, reference: LabelledImages) -> float | None:
+    """Of the probe that labels a release's images, on the real images themselves."""
+    if release.labeller is None:
+        return None
+    parts = zip(torch.split(reference.images, 1000), torch.split(reference.labels, 1000), strict=True)
+    device = release.labeller.weight.device
+    right = sum(int((release.labeller.label(images.to(device)).cpu() == labels).sum()) for images, labels in parts)
+    return round(100.0 * right / len(reference), 2)
+
+
 def run(
     dataset: str, epsilon: float, seed: int, overrides: dict[str, str], split: str, device: torch.device,
     data: tuple[LabelledImages, LabelledImages], pictures: Path | None,
@@ -81,11 +92,11 @@ def run(
         "epsilon": release.privacy.epsilon, "target_epsilon": epsilon, "delta": release.privacy.delta,
         "accounting": "sound", "seed": seed, "split": split, "protocol": "quick", "synthetic": SYNTHETIC, "fid": None,
         "frechet_quick": round(scores.frechet, 2), "logreg": None, "mlp": round(scores.mlp, 2),
-        "cnn": round(scores.cnn, 2), "train_seconds": round(seconds, 1), "device": device_name(device),
+        "cnn": round(scores.cnn, 2), "probe": probe_accuracy(release, reference), "train_seconds": round(seconds, 1), "device": device_name(device),
         "noise_multiplier": release.privacy.noise_multiplier, "overrides": overrides,
         "settings": {name: getattr(used, name) for name in (
             "steps", "batch_size", "rows", "width", "latent", "temperature", "temperature_end", "debias",
-            "debias_end", "learning_rate", "probe_share", "guidance",
+            "debias_end", "learning_rate", "probe_share", "feature_scale", "guidance",
         )},
         "commit": commit(),
     }  # fmt: skip
@@ -119,7 +130,7 @@ def main() -> None:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
                 shown = ("dataset", "target_epsilon", "seed", "overrides", "cnn", "mlp", "frechet_quick")
-                print({name: row[name] for name in (*shown, "train_seconds")}, flush=True)
+                print({name: row[name] for name in (*shown, "probe", "train_seconds")}, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _PILOT = 200
 _FILL = 1.1
 _MOST_CANDIDATES = 1000
 _MOST_ROUNDS = 500
-_MOST_IDLE_ROUNDS = 50
+_MOST_IDLE_ROUNDS = 20
 
 Draw = Callable[[Tensor], Tensor]
 """Images of the generator, `uint8` (N, C, H, W), for labels (N,)."""
@@ -74,6 +74,7 @@ class Labeller(LinearProbe):
         labeller = cls(probe.features, len(shares)).to(probe.weight.device)
         labeller.weight.copy_(probe.weight)
         labeller.centre.copy_(probe.centre)
+        labeller.sources.zero_()
         labeller.weight[-1] -= (shares.log() / BIAS).to(labeller.weight)
         for label in range(len(shares)):
             asked = torch.full((_PILOT,), label, dtype=torch.int64, device=labeller.weight.device)
@@ -90,29 +91,30 @@ class Labeller(LinearProbe):
         """Images for which the probe sees the wanted classes (N,), in their order.
 
         Candidates are drawn evenly from all classes whose images come out as a wanted one, so the images of a class
-        have the law of the generator's images, given that the probe sees that class. A class that the probe never sees
-        is drawn as the generator has it.
+        have the law of the generator's images, given that the probe sees that class. A class that the probe never sees,
+        in the pilot or in so many candidates, is drawn as the generator has it.
         """
         targets = sorted(set(wanted.tolist()))
         open_slots = {label: (wanted == label).nonzero().flatten().tolist()[::-1] for label in targets}
         images: list[Tensor | None] = [None] * len(wanted)
-        asked = self.sources[:, targets].any(1).nonzero().flatten()
+        seen = [label for label in targets if self.sources[:, label].any()]
+        asked = self.sources[:, seen].any(1).nonzero().flatten()
         position, idle = 0, 0
         for _ in range(_MOST_ROUNDS + len(wanted) // 10):
-            missing = sum(len(slots) for slots in open_slots.values())
+            missing = sum(len(open_slots[label]) for label in seen)
             if not missing or idle == _MOST_IDLE_ROUNDS:
                 break
-            widest = max(len(slots) for slots in open_slots.values())
+            widest = max(len(open_slots[label]) for label in seen)
             count = min(_MOST_CANDIDATES, max(missing, int(_FILL * widest * len(asked)) + len(asked)))
             labels = asked[(position + torch.arange(count, device=asked.device)) % len(asked)]
             position += count
             candidates = draw(labels)
-            before = missing
+            found = 0
             for image, label in zip(candidates, self.label(candidates).tolist(), strict=True):
                 if open_slots.get(label):
                     images[open_slots[label].pop()] = image
-                    missing -= 1
-            idle = idle + 1 if missing == before else 0
+                    found += 1
+            idle = idle + 1 if found == 0 else 0
         for label, slots in open_slots.items():
             for start in range(0, len(slots), _MOST_CANDIDATES):
                 part = slots[start : start + _MOST_CANDIDATES]

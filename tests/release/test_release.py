@@ -17,7 +17,7 @@ from dp_sinkhorn.release.format import up
 from dp_sinkhorn.release.pictures import folder_names, grid, write_folder
 from dp_sinkhorn.release.write import write_release
 from dp_sinkhorn.training import train
-from tests.toy import records, small_settings
+from tests.toy import records, small_settings, stripes
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,38 @@ def test_sampling(folder) -> None:
 def test_long_draws_are_the_same_in_one_piece_or_many(folder) -> None:
     release = load_release(folder)
     assert len(release.sample(2500)[0]) == 2500
+
+
+def test_a_release_labels_its_images_by_its_probe(folder, tmp_path) -> None:
+    train(records(count=600), small_settings(epsilon=100.0, steps=100, batch_size=100), tmp_path / "run")
+    release = load_release(tmp_path / "run")
+    assert release.info.labels == "probe"
+    images, labels = release.sample(40, seed=0)
+    assert labels.tolist() == [0, 1] * 20
+    assert (release.labeller.label(torch.from_numpy(images).unsqueeze(1)).numpy() == labels).all()
+    assert (release.labeller.label(stripes().images).numpy() == stripes().labels.numpy()).all()
+    assert "the class that a classifier sees in it" in (folder / "CARD.md").read_text()
+
+
+def test_a_release_without_a_probe_labels_its_images_as_asked_for(tmp_path) -> None:
+    train(records(), small_settings(epsilon=3.0, steps=2, probe_share=0), tmp_path / "run")
+    release = load_release(tmp_path / "run")
+    assert (release.info.labels, release.labeller) == ("generator", None)
+    assert release.sample(3, labels=1)[1].tolist() == [1, 1, 1]
+    assert "the class that the generator was asked for" in (tmp_path / "run/release/CARD.md").read_text()
+
+
+def test_a_probe_of_another_shape_or_none_is_refused(damaged) -> None:
+    tensors = load_file(damaged / "generator.safetensors")
+    centre = tensors.pop("labeller.centre")
+    for broken in (
+        tensors,
+        {**tensors, "labeller.centre": centre[1:]},
+        {**tensors, "labeller.centre": centre * np.nan},
+    ):
+        save_file(broken, damaged / "generator.safetensors")
+        with pytest.raises(UserError, match=r"its tensors are not those of|NaN or infinite"):
+            load_release(damaged)
 
 
 def test_colour_images_come_channels_last(tmp_path) -> None:
