@@ -92,7 +92,8 @@ def run(
         "epsilon": release.privacy.epsilon, "target_epsilon": epsilon, "delta": release.privacy.delta,
         "accounting": "sound", "seed": seed, "split": split, "protocol": "quick", "synthetic": SYNTHETIC, "fid": None,
         "frechet_quick": round(scores.frechet, 2), "logreg": None, "mlp": round(scores.mlp, 2),
-        "cnn": round(scores.cnn, 2), "probe": probe_accuracy(release, reference), "train_seconds": round(seconds, 1), "device": device_name(device),
+        "cnn": round(scores.cnn, 2), "probe": probe_accuracy(release, reference),
+        "train_seconds": round(seconds, 1), "device": device_name(device),
         "noise_multiplier": release.privacy.noise_multiplier, "overrides": overrides,
         "settings": {name: getattr(used, name) for name in (
             "steps", "batch_size", "rows", "width", "latent", "temperature", "temperature_end", "debias",

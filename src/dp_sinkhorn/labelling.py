@@ -47,7 +47,11 @@ class LinearProbe(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (N, L) of pixels (N, d) or (N, C, H, W); differentiable in the pixels."""
-        return (self.features.smooth(pixels) - self.centre) @ self.weight[:-1] + BIAS * self.weight[-1]
+        return self.of_features(self.features.smooth(pixels))
+
+    def of_features(self, features: Tensor) -> Tensor:
+        """The same for φ(x), (N, k)."""
+        return (features - self.centre) @ self.weight[:-1] + BIAS * self.weight[-1]
 
 
 class Labeller(LinearProbe):

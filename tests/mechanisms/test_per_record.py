@@ -95,7 +95,7 @@ def test_what_is_multiplied_lies_on_its_grid() -> None:
     mechanism = make()
     batch = world(mechanism, 0)
     odd = dataclasses.replace(batch, pixels=torch.tanh(batch.pixels * 1.2345))
-    atoms = mechanism._atoms(odd, CLASSES)
+    atoms = mechanism.self_term(odd).atoms
     assert torch.equal(atoms * ATOM_GRID, (atoms * ATOM_GRID).round())
     assert not torch.equal(atoms, atoms.round())
     energies = OrientedEnergy(SHAPE)
@@ -290,7 +290,7 @@ def test_no_record_is_dropped_at_the_tails_of_the_batch_size(count: int, feature
     whole = answer(mechanism, batch, pixels, labels)
     parts = [answer(mechanism, batch, pixels[k : k + 1], labels[k : k + 1]) for k in range(count)]
     torch.testing.assert_close(whole, sum(parts, torch.zeros_like(whole)), rtol=0, atol=1e-12)
-    atoms = mechanism._atoms(batch, CLASSES)
+    atoms = mechanism.self_term(batch).atoms
     # To the last bit, before the final factor rounds each coordinate once.
     features = mechanism.features(SHAPE)
     points = RecordBatch(pixels, labels, features(pixels) if features is not None else None)

@@ -102,10 +102,14 @@ class OwnTerms:
     Attributes:
         atoms: (L, n/L, d + k) levels of ψ(x_i), on the atoms' grid.
         pull: (L, n/L, d + k) the mean of V̄(x') over the generator's own samples of each class, times its share.
+        pixels: (n, d) x_i, a leaf of the graph of `features`.
+        features: (n, k) φ(x_i), where the mechanism looks at features.
     """
 
     atoms: Tensor
     pull: Tensor
+    pixels: Tensor
+    features: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,16 +228,20 @@ class PerRecordMechanism(Mechanism):
         assert batch.own_labels is not None
         knowledge = _knowledge(batch)
         classes = len(knowledge.counted)
-        atoms = self._atoms(batch, classes)
+        leaf = batch.pixels.detach().float().requires_grad_()
+        with torch.enable_grad():
+            features = knowledge.features.smooth(leaf) if knowledge.features is not None else None
+        atoms = self._atoms(batch.pixels.detach(), features, classes)
         # Rounded to 8 bits like the records, so that the two can have the same law.
         pixels = to_pixels(from_pixels(batch.own_pixels))
         own = RecordBatch(
             pixels,
             batch.own_labels,
-            _energies(batch)(pixels) if self.feature_scale else None,
+            knowledge.features(pixels) if self.feature_scale and knowledge.features is not None else None,
         )
         pull = self._pull_of(batch, atoms, own, len(batch.own_labels) // classes)
-        return OwnTerms(atoms, pull * (knowledge.shares / (len(batch.own_labels) / classes)).to(pull)[:, None, None])
+        pull *= (knowledge.shares / (len(batch.own_labels) / classes)).to(pull)[:, None, None]
+        return OwnTerms(atoms, pull, leaf, features)
 
     def query(self, batch: GeneratedBatch, self_term: OwnTerms, records: RecordBatch) -> Tensor:
         """The sums over the batch, flattened into one vector; exact, whatever the order of summation."""
@@ -261,10 +269,10 @@ class PerRecordMechanism(Mechanism):
         pull, counts, probe, mean = torch.split(released, sizes)
         gradient = pull.view_as(self_term.pull) / (math.sqrt(self._transport_share) * self.expected_batch)
         gradient = gradient - self.debias.linear(batch.progress) / self.clip * self_term.pull
-        image = self._to_pixels(batch, gradient.flatten(0, 1).to(batch.pixels.dtype))
+        image = self._to_pixels(self_term, gradient.flatten(0, 1).to(batch.pixels.dtype))
         learnt = knowledge.probe is not None
         if learnt and self.guidance:
-            image = image + self.guidance / len(batch.labels) * self._guide(batch, knowledge)
+            image = image + self.guidance / len(batch.labels) * self._guide(batch, self_term)
         return PerRecordGradient(
             image,
             counts / (math.sqrt(self.histogram_share) * self.expected_batch),
@@ -286,13 +294,13 @@ class PerRecordMechanism(Mechanism):
     def _gradient_share(self) -> float:
         return self.probe_share - self._mean_share
 
-    def _atoms(self, batch: GeneratedBatch, classes: int) -> Tensor:
+    def _atoms(self, pixels: Tensor, features: Tensor | None, classes: int) -> Tensor:
         """(L, n/L, d + k) atoms ψ(x_i) on their grid."""
-        pixels = batch.pixels.detach()
         levels = to_levels(pixels, ATOM_GRID)
         if self.feature_scale:
-            features = self.feature_scale * _energies(batch).smooth(pixels.float())
-            levels = torch.cat([levels, to_levels(features, ATOM_GRID, MOST_LEVELS)], dim=1)
+            assert features is not None
+            scaled = to_levels(self.feature_scale * features.detach(), ATOM_GRID, MOST_LEVELS)
+            levels = torch.cat([levels, scaled], dim=1)
         return levels.view(classes, -1, levels.shape[1])
 
     def _points(self, batch: RecordBatch, index: Tensor) -> Tensor:
@@ -304,15 +312,14 @@ class PerRecordMechanism(Mechanism):
         features = batch.features[index].double() * (LEVELS * self.feature_scale * FEATURE_GRID)
         return torch.cat([levels, features.round_().clamp_(-MOST_LEVELS, MOST_LEVELS)], dim=-1)
 
-    def _to_pixels(self, batch: GeneratedBatch, gradient: Tensor) -> Tensor:
+    def _to_pixels(self, own: OwnTerms, gradient: Tensor) -> Tensor:
         """The gradient in the atoms' pixels of what has this gradient in their ψ: Jᵀ g."""
-        dimension = batch.pixels.shape[1]
+        dimension = own.pixels.shape[1]
         image = gradient[:, :dimension]
         if self.feature_scale:
-            pixels = batch.pixels.detach().float().requires_grad_()
-            with torch.enable_grad():
-                features = self.feature_scale * _energies(batch).smooth(pixels)
-                (slope,) = torch.autograd.grad(features, pixels, gradient[:, dimension:].float())
+            assert own.features is not None
+            slope = self.feature_scale * gradient[:, dimension:].float()
+            (slope,) = torch.autograd.grad(own.features, own.pixels, slope, retain_graph=True)
             image = image + torch.nan_to_num(slope).to(image.dtype)
         return image
 
@@ -330,13 +337,14 @@ class PerRecordMechanism(Mechanism):
         return total.gradient(self.cost)
 
     @staticmethod
-    def _guide(batch: GeneratedBatch, knowledge: ClassKnowledge) -> Tensor:
+    def _guide(batch: GeneratedBatch, own: OwnTerms) -> Tensor:
         """∇_x −log p(l | x) for each atom under the probe, no longer than 1."""
-        assert knowledge.probe is not None
-        pixels = batch.pixels.detach().float().requires_grad_()
+        probe = _knowledge(batch).probe
+        assert probe is not None
+        assert own.features is not None
         with torch.enable_grad():
-            loss = F.cross_entropy(knowledge.probe(pixels), batch.labels, reduction="sum")
-            (slope,) = torch.autograd.grad(loss, pixels)
+            loss = F.cross_entropy(probe.of_features(own.features), batch.labels, reduction="sum")
+            (slope,) = torch.autograd.grad(loss, own.pixels, retain_graph=True)
         slope = torch.nan_to_num(slope)
         guide: Tensor = (slope / slope.norm(dim=1, keepdim=True).clamp_min(1.0)).to(batch.pixels.dtype)
         return guide
@@ -400,12 +408,6 @@ def class_blocks(labels: Tensor, classes: int, width: int, group: int) -> Iterat
 
 def _balanced(count: int, classes: int) -> Tensor:
     return torch.arange(classes).repeat_interleave(math.ceil(count / classes))
-
-
-def _energies(batch: GeneratedBatch) -> OrientedEnergy:
-    features = _knowledge(batch).features
-    assert features is not None, "the mechanism asked for features"
-    return features
 
 
 def _knowledge(batch: GeneratedBatch) -> ClassKnowledge:
