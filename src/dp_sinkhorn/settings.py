@@ -24,6 +24,8 @@ DEFAULT_EPSILON = 10.0
 
 Scale = Literal["small", "large"]
 
+_LEAST_PROBE_SHARE = 1e-4
+
 _PAPER_MECHANISMS: dict[str, Any] = {
     "batch_size": 10.0,
     "clip": 0.3,
@@ -117,6 +119,8 @@ class Settings(BaseModel):
         mechanism_class(self.mechanism)
         if self.l1_weight == 0 and self.l2_weight == 0:
             raise ValueError("l1_weight and l2_weight cannot both be 0")
+        if 0 < self.probe_share < _LEAST_PROBE_SHARE:
+            raise ValueError(f"probe_share must be 0 (no probe) or at least {_LEAST_PROBE_SHARE:g}")
         return self
 
     @property

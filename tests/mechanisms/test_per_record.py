@@ -412,6 +412,8 @@ def test_a_diverged_generator_lets_nothing_through() -> None:
     batch = world(mechanism, 0)
     batch.pixels[3] = math.nan
     batch.companion.weight[0] = math.inf
+    batch.companion.summed[0] = math.nan
+    batch.companion.summed[1] = math.inf
     (_, records) = neighbours("random", 1)
     assert answer(mechanism, batch, *records).isfinite().all()
     assert answer(mechanism, batch, records[0][:1], records[1][:1]).norm() <= 1.0
@@ -439,6 +441,7 @@ def test_settings_outside_the_proof_are_refused() -> None:
 
     assert "the pulls would be rounded to nothing; use at least 1" in refused(l2_weight=1000, clip=0.5)
     assert "at most 1024 atoms of each class" in refused(rows=3000)
+    assert "probe_share must be 0 (no probe) or at least 0.0001" in refused(probe_share=1e-9)
     mechanism = complete(parse_settings(None, {"batch_size": 2**18}), 3_000_000).make_mechanism(3_000_000)
     with pytest.raises(UserError, match="proven for batches of at most 262144 records, and this run expects 262144"):
         mechanism.check(3_000_000, 2)

@@ -66,9 +66,8 @@ class ClassKnowledge(nn.Module):
     @property
     def centre(self) -> Tensor:
         """(k,) estimated mean of the records' features, on their grid: what the probe looks at is the difference."""
-        return (self.summed / (self.releases * FEATURE_GRID)).round().clamp(-1 / FEATURE_GRID, 1 / FEATURE_GRID) * (
-            FEATURE_GRID
-        )
+        mean = torch.nan_to_num(self.summed / self.releases)
+        return (mean / FEATURE_GRID).round().mul(FEATURE_GRID).clamp(-1.0, 1.0)
 
     @torch.no_grad()
     def learn(self, counts: Tensor, mean: Tensor | None, probe_gradient: Tensor | None) -> None:

@@ -360,6 +360,7 @@ def probe_gradient(weight: Tensor, centre: Tensor, features: Tensor, labels: Ten
     """
     weight = torch.nan_to_num(weight.double(), nan=0.0).mul(_PROBE_GRID).round_().div_(_PROBE_GRID)
     weight = weight.clamp_(-_PROBE_GRID, _PROBE_GRID)
+    centre = torch.nan_to_num(centre.double(), nan=0.0).div_(FEATURE_GRID).round_().mul_(FEATURE_GRID).clamp_(-1.0, 1.0)
     total = torch.zeros_like(weight)
     for start in range(0, len(labels), _PROBE_CHUNK):
         # Chunks of one shape, filled up with zeros.
