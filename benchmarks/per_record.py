@@ -7,8 +7,8 @@ m' = 400 own samples, DCGAN of width 16), `large` that of a GPU (n = 1000, m' = 
 one process:
 
     ours           this package as it comes: exact sums in float64, noise from the operating system's generator, the
-                   probe and its guidance, generator passes in bfloat16 where the processor multiplies it natively
-    ours, no probe the same without probe and guidance, which the plain loop does not have either
+                   probe, features in the cost, generator passes in bfloat16 where the processor multiplies it natively
+    ours, pixels   the same without probe and features, which the plain loop does not have either
     plain          padded class blocks, distances, norms and sums in float32 (TF32 on a GPU), torch's generator for
                    noise and sampling, generator passes in float32: short to write, but it proves no bound
 """
@@ -112,7 +112,7 @@ def main() -> None:
 
     loops = {
         "ours": our_step(data, settings(), device),
-        "ours, no probe": our_step(data, settings(probe_share=0.0, guidance=0.0), device),
+        "ours, pixels": our_step(data, settings(probe_share=0.0, feature_scale=0.0), device),
         "plain": plain_step(data, settings(), device),
     }
     times: dict[str, list[float]] = {name: [] for name in loops}

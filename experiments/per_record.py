@@ -97,7 +97,7 @@ def run(
         "noise_multiplier": release.privacy.noise_multiplier, "overrides": overrides,
         "settings": {name: getattr(used, name) for name in (
             "steps", "batch_size", "rows", "width", "latent", "temperature", "temperature_end", "debias",
-            "debias_end", "learning_rate", "probe_share", "feature_scale", "guidance",
+            "debias_end", "learning_rate", "probe_share", "feature_scale",
         )},
         "commit": commit(),
     }  # fmt: skip

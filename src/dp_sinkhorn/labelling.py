@@ -46,12 +46,8 @@ class LinearProbe(nn.Module):
         self.register_buffer("centre", torch.zeros(features.size))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Logits (N, L) of pixels (N, d) or (N, C, H, W); differentiable in the pixels."""
-        return self.of_features(self.features.smooth(pixels))
-
-    def of_features(self, features: Tensor) -> Tensor:
-        """The same for φ(x), (N, k)."""
-        return (features - self.centre) @ self.weight[:-1] + BIAS * self.weight[-1]
+        """Logits (N, L) of pixels (N, d) or (N, C, H, W)."""
+        return (self.features.smooth(pixels) - self.centre) @ self.weight[:-1] + BIAS * self.weight[-1]
 
 
 class Labeller(LinearProbe):

@@ -88,7 +88,6 @@ class Settings(BaseModel):
     feature_scale: float = Field(
         10.0, ge=0, le=40, description="s, weight of oriented energies beside pixels in the cost of per_record; 0: none"
     )
-    guidance: float | None = Field(None, ge=0, le=100, description="gamma, how strongly the probe guides the generator")
 
     generator: str = Field("dcgan", description="generator architecture")
     latent: int | None = Field(None, ge=1, le=4096, description="latent dimension")
@@ -257,15 +256,14 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
         "clip": 1.0,
         "steps": 2500,
         "rows": 200 if scale == "small" else 1000,
-        "debias": 0.75 - 0.35 * noisy,
+        "debias": 0.75 - 0.4 * noisy,
         # A start that is given holds to the end, unless an end is given too.
-        "debias_end": 0.92 - 0.3 * noisy if settings.debias is None else settings.debias,
+        "debias_end": 0.92 - 0.1 * noisy if settings.debias is None else settings.debias,
         "temperature": start,
         "temperature_end": end if settings.temperature is None else settings.temperature,
         "latent": 12,
         "class_embedding": 4,
         "width": 16 if scale == "small" else 64,
-        "guidance": 0.3 + 0.5 * noisy,
         "learning_rate": 3e-3 * (1.0 + 1.15 * noisy),
         "averaging": 0.99,
         "beta2": 0.99,

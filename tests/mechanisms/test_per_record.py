@@ -38,7 +38,7 @@ def make(**changes) -> PerRecordMechanism:
     values = {
         "sampling_rate": 0.5, "noise_multiplier": 1.3, "expected_batch": 30.0, "rows": 12, "own": 24, "clip": 1.0,
         "cost": ElementwiseCost(), "temperature": Schedule(4.0, 1.0), "debias": Schedule(0.5, 1.0),
-        "histogram_share": 0.05, "probe_share": 0.2, "feature_scale": 0.0, "guidance": 0.5,
+        "histogram_share": 0.05, "probe_share": 0.2, "feature_scale": 0.0,
     }  # fmt: skip
     return PerRecordMechanism(**{**values, **changes})
 
@@ -305,7 +305,7 @@ def small_records(count: int = 5) -> PrivateRecords:
 
 
 def test_the_noise_that_leaves_has_the_stated_deviation_in_every_part() -> None:
-    mechanism = make(sampling_rate=1.0, noise_multiplier=1.7, guidance=0.0)
+    mechanism = make(sampling_rate=1.0, noise_multiplier=1.7)
     batch, records = world(mechanism, 0), small_records()
     drawn = records.poisson_sample(1.0, OsEntropy(), mechanism.features(SHAPE))
     self_term = mechanism.self_term(batch)
@@ -447,23 +447,6 @@ def test_settings_outside_the_proof_are_refused() -> None:
         mechanism.check(3_000_000, 2)
     largest = complete(parse_settings(None, {}), 100_000_000).make_mechanism(100_000_000)
     largest.check(100_000_000, 2)
-
-
-def test_guidance_pulls_towards_the_class_and_no_further_than_it_may() -> None:
-    mechanism = make(guidance=1.0, debias=Schedule(0.0, 0.0))
-    batch = world(mechanism, 0)
-    batch.companion.probe.weight += 50 * torch.randn(
-        batch.companion.probe.weight.shape, generator=torch.Generator().manual_seed(0)
-    )
-    self_term = mechanism.self_term(batch)
-    silent = torch.zeros_like(answer(mechanism, batch, torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.long)))
-    image = mechanism.gradient(batch, self_term, silent).image
-    assert (image.norm(dim=1) <= 1.0 / len(image) + 1e-6).all()
-    before, after = (
-        torch.nn.functional.cross_entropy(batch.companion.probe(pixels), batch.labels)
-        for pixels in (batch.pixels, batch.pixels - 0.1 * len(image) * image)
-    )
-    assert after < before
 
 
 def test_settings_make_the_mechanism() -> None:

@@ -2,7 +2,7 @@
 
 Everything here is post-processing: it is computed from noised answers and public numbers, and sees no record. A
 linear classifier on fixed features takes a third of the budget and knows the classes better than the generator draws
-them, so it guides the generator and labels what that draws.
+them, so it labels what that draws.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ClassKnowledge(nn.Module):
         learns: whether there is a probe.
 
     Attributes:
-        probe: the running average of the probe, which guides; None if the mechanism learns none.
+        probe: the running average of the probe, which a release carries; None if the mechanism learns none.
         counted: (L,) sum of the released count vectors, as parts of a batch, and one uniform vector to begin with.
         summed: (k,) sum of the released means of the features, and one zero vector to begin with.
         releases: how many vectors are in these sums.

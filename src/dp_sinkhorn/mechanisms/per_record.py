@@ -103,7 +103,7 @@ class OwnTerms:
         atoms: (L, n/L, d + k) levels of ψ(x_i), on the atoms' grid.
         pull: (L, n/L, d + k) the mean of V̄(x') over the generator's own samples of each class, times its share.
         pixels: (n, d) x_i, a leaf of the graph of `features`.
-        features: (n, k) φ(x_i), where the mechanism looks at features.
+        features: (n, k) φ(x_i), where the cost looks at features.
     """
 
     atoms: Tensor
@@ -127,7 +127,6 @@ class PerRecordMechanism(Mechanism):
         histogram_share: s_N.
         probe_share: s_G + s_M; 0 learns no probe.
         feature_scale: s, the weight of the features beside the pixels; 0 compares pixels alone.
-        guidance: γ, the most by which the probe moves an atom, beside the transport's at most 1 on all atoms.
     """
 
     name: ClassVar[str] = "per_record"
@@ -142,7 +141,6 @@ class PerRecordMechanism(Mechanism):
     histogram_share: float
     probe_share: float
     feature_scale: float
-    guidance: float
 
     @classmethod
     def from_settings(cls, settings: Settings, sampling_rate: float, noise_multiplier: float) -> Self:
@@ -172,7 +170,6 @@ class PerRecordMechanism(Mechanism):
             histogram_share=settings.histogram_share,
             probe_share=settings.probe_share,
             feature_scale=settings.feature_scale,
-            guidance=settings.given("guidance"),
         )
 
     @property
@@ -229,8 +226,11 @@ class PerRecordMechanism(Mechanism):
         knowledge = _knowledge(batch)
         classes = len(knowledge.counted)
         leaf = batch.pixels.detach().float().requires_grad_()
-        with torch.enable_grad():
-            features = knowledge.features.smooth(leaf) if knowledge.features is not None else None
+        features = None
+        if self.feature_scale:
+            assert knowledge.features is not None
+            with torch.enable_grad():
+                features = knowledge.features.smooth(leaf)
         atoms = self._atoms(batch.pixels.detach(), features, classes)
         # Rounded to 8 bits like the records, so that the two can have the same law.
         pixels = to_pixels(from_pixels(batch.own_pixels))
@@ -262,7 +262,7 @@ class PerRecordMechanism(Mechanism):
         return torch.cat([part.flatten() for part in parts])
 
     def gradient(self, batch: GeneratedBatch, self_term: OwnTerms, released: Tensor) -> PerRecordGradient:
-        """g_ψ = R/(C q M) − r · (own pull)/C, carried back to pixels, + guidance; and what was told of the classes."""
+        """g_ψ = R/(C q M) − r · (own pull)/C, carried back to the pixels; and what was told of the classes."""
         knowledge = _knowledge(batch)
         classes, size = len(knowledge.counted), knowledge.weight.numel()
         sizes = [self_term.pull.numel(), classes, size, knowledge.summed.numel()]
@@ -271,8 +271,6 @@ class PerRecordMechanism(Mechanism):
         gradient = gradient - self.debias.linear(batch.progress) / self.clip * self_term.pull
         image = self._to_pixels(self_term, gradient.flatten(0, 1).to(batch.pixels.dtype))
         learnt = knowledge.probe is not None
-        if learnt and self.guidance:
-            image = image + self.guidance / len(batch.labels) * self._guide(batch, self_term)
         return PerRecordGradient(
             image,
             counts / (math.sqrt(self.histogram_share) * self.expected_batch),
@@ -319,7 +317,7 @@ class PerRecordMechanism(Mechanism):
         if self.feature_scale:
             assert own.features is not None
             slope = self.feature_scale * gradient[:, dimension:].float()
-            (slope,) = torch.autograd.grad(own.features, own.pixels, slope, retain_graph=True)
+            (slope,) = torch.autograd.grad(own.features, own.pixels, slope)
             image = image + torch.nan_to_num(slope).to(image.dtype)
         return image
 
@@ -335,19 +333,6 @@ class PerRecordMechanism(Mechanism):
             block, there = self._points(points, index.to(points.pixels.device)), present.to(atoms.device)
             total.add(rows, clipped_pull(atoms[rows], block, there, self.cost, temperature, self.clip))
         return total.gradient(self.cost)
-
-    @staticmethod
-    def _guide(batch: GeneratedBatch, own: OwnTerms) -> Tensor:
-        """∇_x −log p(l | x) for each atom under the probe, no longer than 1."""
-        probe = _knowledge(batch).probe
-        assert probe is not None
-        assert own.features is not None
-        with torch.enable_grad():
-            loss = F.cross_entropy(probe.of_features(own.features), batch.labels, reduction="sum")
-            (slope,) = torch.autograd.grad(loss, own.pixels, retain_graph=True)
-        slope = torch.nan_to_num(slope)
-        guide: Tensor = (slope / slope.norm(dim=1, keepdim=True).clamp_min(1.0)).to(batch.pixels.dtype)
-        return guide
 
 
 def probe_gradient(weight: Tensor, centre: Tensor, features: Tensor, labels: Tensor, bound: float) -> Tensor:
