@@ -85,8 +85,8 @@ class Settings(BaseModel):
     scaling: float = Field(0.5, ge=0.01, le=0.99, description="ratio of successive blurs in the descent")
     histogram_share: float = Field(0.01, ge=1e-4, le=0.5, description="share of a release that counts the classes")
     probe_share: float = Field(0.32, ge=0, lt=1, description="share of a release that trains the probe; 0: no probe")
-    feature_scale: float = Field(
-        10.0, ge=0, le=40, description="s, weight of oriented energies beside pixels in the cost of per_record; 0: none"
+    feature_scale: float | None = Field(
+        None, ge=0, le=40, description="s, weight of oriented energies beside pixels in per_record; 0: none"
     )
 
     generator: str = Field("dcgan", description="generator architecture")
@@ -261,6 +261,8 @@ def _automatic(settings: Settings, records: int, dimension: int, scale: Scale) -
         "debias_end": 0.92 - 0.1 * noisy if settings.debias is None else settings.debias,
         "temperature": start,
         "temperature_end": end if settings.temperature is None else settings.temperature,
+        # Its part of a squared distance grows with the pixels' part.
+        "feature_scale": min(40.0, 10.0 * math.sqrt(dimension / 784)),
         "latent": 12,
         "class_embedding": 4,
         "width": 16 if scale == "small" else 64,

@@ -169,7 +169,7 @@ class PerRecordMechanism(Mechanism):
             debias=Schedule(settings.given("debias"), settings.given("debias_end")),
             histogram_share=settings.histogram_share,
             probe_share=settings.probe_share,
-            feature_scale=settings.feature_scale,
+            feature_scale=settings.given("feature_scale"),
         )
 
     @property
