@@ -350,7 +350,7 @@ _PAPER_NONPRIVATE: dict[str, Any] = {
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"steps": 1500, "rows": 100, "width": 8},
+    "digits": {"steps": 1500, "rows": 100, "width": 8, "feature_scale": 0},
     "digits-row": {"mechanism": "row", "temperature": 10, "width": 8},
     "paper-mnist": {
         **_PAPER, "l1_weight": 1, "learning_rate": 1e-4, "noise_multiplier": 1.5, "steps": 160_000,
