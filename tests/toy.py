@@ -23,8 +23,8 @@ def records(**options) -> PrivateRecords:
 
 SMALL = {
     "batch_size": 12, "rows": 8, "width": 2, "latent": 3, "class_embedding": 2, "temperature": 2.0, "clip": 0.3,
-    "debias": 0.4, "averaging": 0.999, "beta2": 0.999, "learning_rate": 1e-3, "feature_scale": 3.0, "temperature_end": 2.0,
-    "debias_end": 0.4, "steps": 20,
+    "debias": 0.4, "averaging": 0.999, "beta2": 0.999, "learning_rate": 1e-3, "feature_scale": 3.0,
+    "temperature_end": 2.0, "debias_end": 0.4, "steps": 20,
 }  # fmt: skip
 
 
