@@ -88,16 +88,15 @@ class Labeller(LinearProbe):
         return logits.argmax(1)
 
     def fill(self, wanted: Tensor, draw: Draw) -> Tensor:
-        """Images for which the probe sees the wanted classes (N,), in their order.
+        """Images for which the probe sees the wanted classes (N,), in their order, on the CPU.
 
         Candidates are drawn evenly from all classes whose images come out as a wanted one, so the images of a class
         have the law of the generator's images, given that the probe sees that class. A class that the probe never sees,
         in the pilot or in so many candidates, is drawn as the generator has it.
         """
-        targets = sorted(set(wanted.tolist()))
-        open_slots = {label: (wanted == label).nonzero().flatten().tolist()[::-1] for label in targets}
-        images: list[Tensor | None] = [None] * len(wanted)
-        seen = [label for label in targets if self.sources[:, label].any()]
+        images = torch.empty(len(wanted), *self.features.image_shape, dtype=torch.uint8)
+        open_slots = {label: (wanted == label).nonzero().flatten().cpu() for label in sorted(set(wanted.tolist()))}
+        seen = [label for label in open_slots if self.sources[:, label].any()]
         asked = self.sources[:, seen].any(1).nonzero().flatten()
         position, idle = 0, 0
         for _ in range(_MOST_ROUNDS + len(wanted) // 10):
@@ -106,19 +105,17 @@ class Labeller(LinearProbe):
                 break
             widest = max(len(open_slots[label]) for label in seen)
             count = min(_MOST_CANDIDATES, max(missing, int(_FILL * widest * len(asked)) + len(asked)))
-            labels = asked[(position + torch.arange(count, device=asked.device)) % len(asked)]
+            candidates = draw(asked[(position + torch.arange(count, device=asked.device)) % len(asked)])
             position += count
-            candidates = draw(labels)
-            found = 0
-            for image, label in zip(candidates, self.label(candidates).tolist(), strict=True):
-                if open_slots.get(label):
-                    images[open_slots[label].pop()] = image
-                    found += 1
-            idle = idle + 1 if found == 0 else 0
+            labels, before = self.label(candidates), missing
+            for label in seen:
+                found = candidates[labels == label][: len(open_slots[label])].cpu()
+                images[open_slots[label][: len(found)]] = found
+                open_slots[label] = open_slots[label][len(found) :]
+                missing -= len(found)
+            idle = idle + 1 if missing == before else 0
         for label, slots in open_slots.items():
-            for start in range(0, len(slots), _MOST_CANDIDATES):
-                part = slots[start : start + _MOST_CANDIDATES]
-                drawn = draw(torch.full((len(part),), label, dtype=torch.int64, device=asked.device))
-                for slot, image in zip(part, drawn, strict=True):
-                    images[slot] = image
-        return torch.stack([image for image in images if image is not None])
+            for part in torch.split(slots, _MOST_CANDIDATES):
+                if len(part):
+                    images[part] = draw(torch.full((len(part),), label, dtype=torch.int64, device=asked.device)).cpu()
+        return images

@@ -24,6 +24,7 @@ from dp_sinkhorn.records.private import PrivateRecords, RecordBatch
 
 if TYPE_CHECKING:
     from dp_sinkhorn.features import OrientedEnergy
+    from dp_sinkhorn.labelling import Draw, Labeller
     from dp_sinkhorn.mechanisms.randomness import Randomness
     from dp_sinkhorn.settings import Settings
 
@@ -124,6 +125,10 @@ class Mechanism(ABC):
 
     def make_companion(self, image_shape: ImageShape, classes: int) -> torch.nn.Module | None:
         """What this mechanism learns beside the generator, from its own releases alone; the trainer keeps it."""
+        return None
+
+    def make_labeller(self, companion: torch.nn.Module | None, draw: Draw) -> Labeller | None:
+        """What labels the generator's images, from what the companion has learnt; by default what was asked for."""
         return None
 
     def check(self, records: int, classes: int) -> None:

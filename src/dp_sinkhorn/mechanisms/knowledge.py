@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dp_sinkhorn.features import FEATURE_GRID, OrientedEnergy
+from dp_sinkhorn.features import OrientedEnergy
 from dp_sinkhorn.labelling import LinearProbe
 
 _MOMENTUM = 0.9
@@ -65,9 +65,8 @@ class ClassKnowledge(nn.Module):
 
     @property
     def centre(self) -> Tensor:
-        """(k,) estimated mean of the records' features, on their grid: what the probe looks at is the difference."""
-        mean = torch.nan_to_num(self.summed / self.releases)
-        return (mean / FEATURE_GRID).round().mul(FEATURE_GRID).clamp(-1.0, 1.0)
+        """(k,) estimated mean of the records' features: what the probe looks at is the difference from it."""
+        return self.summed / self.releases
 
     @torch.no_grad()
     def learn(self, counts: Tensor, mean: Tensor | None, probe_gradient: Tensor | None) -> None:

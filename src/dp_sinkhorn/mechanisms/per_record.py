@@ -5,7 +5,7 @@ its own class (`transport.pull`). So a single clip per record bounds what it mov
 step is a Poisson-subsampled Gaussian mechanism of the noise multiplier σ itself. docs/privacy.md, section 4, has the
 proofs.
 
-One release carries three answers about the same Poisson batch. A record's part in them is one vector,
+One release carries four answers about the same Poisson batch. A record's part in them is one vector,
 
     ( √s_T · V̄(y)/C ,   √s_N · e_l ,   √s_G · ḡ(y)/c ,   √s_M · φ(y) ),       s_T + s_N + s_G + s_M = 1,
 
@@ -31,15 +31,15 @@ from torch.nn import functional as F
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.features import FEATURE_GRID, OrientedEnergy
 from dp_sinkhorn.images import ImageShape, from_pixels, to_pixels
-from dp_sinkhorn.labelling import BIAS
+from dp_sinkhorn.labelling import Draw, Labeller
 from dp_sinkhorn.mechanisms.base import GeneratedBatch, ImageGradient, Mechanism
 from dp_sinkhorn.mechanisms.knowledge import ClassKnowledge
+from dp_sinkhorn.mechanisms.probe import probe_gradient
 from dp_sinkhorn.records.private import RecordBatch
 from dp_sinkhorn.transport import ElementwiseCost
 from dp_sinkhorn.transport.pull import (
     ATOM_GRID,
     LEVELS,
-    MARGIN,
     MAX_RECORDS,
     MOST_LEVELS,
     PullSum,
@@ -50,9 +50,6 @@ from dp_sinkhorn.transport.pull import (
 if TYPE_CHECKING:
     from dp_sinkhorn.settings import Settings
 
-_RESIDUAL_GRID = 2.0**18
-_PROBE_GRID = 2.0**12
-_PROBE_CHUNK = 1000
 _PROBE_CLIP = 0.1
 """c. Most records are told apart well, and their gradients are short: a bound near those wastes less noise."""
 _MEAN_PART = 1 / 16
@@ -216,6 +213,13 @@ class PerRecordMechanism(Mechanism):
             noise = _PROBE_CLIP * self.noise_scale / math.sqrt(self._gradient_share) / self.expected_batch
         return ClassKnowledge(classes, self.features(image_shape), noise, learns=self.probe_share > 0)
 
+    def make_labeller(self, companion: torch.nn.Module | None, draw: Draw) -> Labeller | None:
+        """The probe, where one was trained."""
+        assert isinstance(companion, ClassKnowledge)
+        if companion.probe is None:
+            return None
+        return Labeller.from_probe(companion.probe, companion.shares, draw)
+
     def self_term(self, batch: GeneratedBatch) -> OwnTerms:
         """The atoms, and the pull of the generator's own samples on them.
 
@@ -333,34 +337,6 @@ class PerRecordMechanism(Mechanism):
             block, there = self._points(points, index.to(points.pixels.device)), present.to(atoms.device)
             total.add(rows, clipped_pull(atoms[rows], block, there, self.cost, temperature, self.clip))
         return total.gradient(self.cost)
-
-
-def probe_gradient(weight: Tensor, centre: Tensor, features: Tensor, labels: Tensor, bound: float) -> Tensor:
-    """Σ_y ḡ(y), the clipped gradients of the probe's cross-entropy, (k + 1, L) in float64.
-
-    A record's gradient is [φ(y) − centre, BIAS] ⊗ (p − e_l). It is scaled to norm c, `bound`, at most, and its residual
-    rounded towards zero to multiples of 2^-18; features and centre are multiples of 2^-14, so the sum of the products
-    is exact. So are the logits, with weights on a grid: a record's part does not depend, not even in its last bit, on
-    the records beside it.
-    """
-    weight = torch.nan_to_num(weight.double(), nan=0.0).mul(_PROBE_GRID).round_().div_(_PROBE_GRID)
-    weight = weight.clamp_(-_PROBE_GRID, _PROBE_GRID)
-    centre = torch.nan_to_num(centre.double(), nan=0.0).div_(FEATURE_GRID).round_().mul_(FEATURE_GRID).clamp_(-1.0, 1.0)
-    total = torch.zeros_like(weight)
-    for start in range(0, len(labels), _PROBE_CHUNK):
-        # Chunks of one shape, filled up with zeros.
-        present = len(labels[start : start + _PROBE_CHUNK])
-        values = F.pad(features[start : start + present].double() * FEATURE_GRID, (0, 0, 0, _PROBE_CHUNK - present))
-        values -= centre
-        answers = F.one_hot(F.pad(labels[start : start + present], (0, _PROBE_CHUNK - present)), weight.shape[1])
-        residuals = torch.softmax(values @ weight[:-1] + BIAS * weight[-1], dim=1) - answers
-        residuals[present:] = 0.0
-        norms = residuals.norm(dim=1, keepdim=True) * (values.square().sum(1, keepdim=True) + BIAS**2).sqrt()
-        limit = bound * (1.0 - MARGIN)
-        residuals = torch.trunc(residuals * (limit / norms.clamp_min(limit)) * _RESIDUAL_GRID) / _RESIDUAL_GRID
-        total[:-1] += values.T @ residuals
-        total[-1] += BIAS * residuals.sum(0)
-    return total
 
 
 def class_blocks(labels: Tensor, classes: int, width: int, group: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

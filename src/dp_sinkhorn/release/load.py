@@ -74,7 +74,7 @@ class Release:
         images = torch.empty(0, *self.info.image_shape, dtype=torch.uint8)
         with torch.inference_mode():
             if len(index) and self.labeller is not None:
-                images = self.labeller.fill(index.to(device), lambda part: self._draw(part, public)).cpu()
+                images = self.labeller.fill(index.to(device), lambda part: self._draw(part, public))
             elif len(index):
                 images = torch.cat([self._draw(part.to(device), public).cpu() for part in torch.split(index, _CHUNK)])
         channels_last = images.permute(0, 2, 3, 1).contiguous()

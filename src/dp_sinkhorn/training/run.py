@@ -25,9 +25,7 @@ from dp_sinkhorn.accounting import Budget, Ledger, encode_event
 from dp_sinkhorn.errors import UserError
 from dp_sinkhorn.generators import Generator, GeneratorSpec, build_generator, generator_class
 from dp_sinkhorn.images import from_pixels
-from dp_sinkhorn.labelling import Labeller
 from dp_sinkhorn.mechanisms import Barrier, Mechanism, OsEntropy, Randomness, SeededForDebugging
-from dp_sinkhorn.mechanisms.knowledge import ClassKnowledge
 from dp_sinkhorn.records import PrivateRecords
 from dp_sinkhorn.release import PrivacyStatement, Release, ReleasedEvent, ReleaseInfo, write_release
 from dp_sinkhorn.release.format import FORMAT_VERSION, INFO_FILE, up
@@ -231,10 +229,13 @@ def finish(
     configuration: RunConfiguration,
     mechanism: Mechanism,
     ledger: Ledger,
-    companion: nn.Module | None = None,
+    companion: nn.Module | None,
 ) -> Release:
     """Put the guarantee, as the ledger counts it, and the probe, where there is one, beside the generator."""
-    labeller = _labeller(generator.eval(), companion, configuration.completed.seed)
+    generator.eval()
+    public = torch.Generator().manual_seed(configuration.completed.seed)
+    with torch.no_grad():
+        labeller = mechanism.make_labeller(companion, lambda labels: from_pixels(generator.draw(labels, public)))
     info = ReleaseInfo(
         format_version=FORMAT_VERSION,
         package_version=__version__,
@@ -247,16 +248,6 @@ def finish(
         privacy=_statement(configuration, mechanism, ledger),
     )
     return Release(info, generator, labeller)
-
-
-def _labeller(generator: Generator, companion: nn.Module | None, seed: int) -> Labeller | None:
-    """The probe that the run has learnt, ready to label what the generator draws."""
-    if not isinstance(companion, ClassKnowledge) or companion.probe is None:
-        return None
-    public = torch.Generator().manual_seed(seed)
-    return Labeller.from_probe(
-        companion.probe, companion.shares, lambda labels: from_pixels(generator.draw(labels, public))
-    )
 
 
 def _configure(records: PrivateRecords, settings: Settings | None, resumed: RunFolder | None) -> RunConfiguration:
